@@ -1,0 +1,72 @@
+"""State bytes of weights, gradients and optimizer under ZeRO sharding. Functions take ints or integer arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Integer: TypeAlias = Any
+"""An int or a numpy array of ints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """States of one rank."""
+
+    weights: Integer
+    """[bytes]"""
+    gradients: Integer
+    """[bytes]"""
+    optimizer: Integer
+    """[bytes]"""
+
+    @property
+    def total(self) -> Integer:
+        """Sum of the three [bytes]."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def ceil_div(value: Integer, divisor: Integer) -> Integer:
+    """Quotient rounded up."""
+    return -(-value // divisor)
+
+
+def state_bytes(
+    num_parameters: Integer,
+    shards: Integer,
+    zero_stage: Integer,
+    *,
+    weight_bytes: int,
+    gradient_bytes: int,
+    optimizer_bytes: int,
+) -> StateBytes:
+    """Weights, gradients and optimizer states that one rank holds through the step.
+
+    Parameters
+    ----------
+    num_parameters
+        Parameters of the rank after tensor and expert parallelism.
+    shards
+        Ranks in the sharding group; 1 for DDP.
+    zero_stage
+        0 keeps all three whole; 1 shards the optimizer, 2 also gradients, 3 also weights.
+    weight_bytes, gradient_bytes, optimizer_bytes
+        Bytes per parameter of each.
+
+    Notes
+    -----
+    bf16 with fp32 gradients and Adam: 18 bytes plain, ``6 + 12 / d`` with a sharded optimizer (Megatron-LM,
+    ``theoretical_memory_usage.py``). A shard is rounded up to a whole element. Left out here: gathered weights of
+    ZeRO-3 and unsharded gradients of ZeRO-2/3, which are transients of a layer.
+    """
+    share = ceil_div(num_parameters, shards)
+    return StateBytes(
+        weights=weight_bytes * _pick(zero_stage >= 3, share, num_parameters),
+        gradients=gradient_bytes * _pick(zero_stage >= 2, share, num_parameters),
+        optimizer=optimizer_bytes * _pick(zero_stage >= 1, share, num_parameters),
+    )
+
+
+def _pick(condition: Any, yes: Integer, no: Integer) -> Integer:
+    """``yes`` where the condition holds, else ``no``; for numbers and arrays, without losing integers."""
+    return condition * yes + (1 - condition) * no

@@ -1,0 +1,484 @@
+"""The join of a model with a device: what one layer of each type costs under each split, as arrays.
+
+A `LayerTable` row is one combination of (tp, cp, ep, etp, microbatch size); its columns are layer types and kinds of
+context parallelism. Times are raw: what overlaps what is decided in ``planner.cost`` alone. Measured rows of the model
+graph win over the analytic ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels import collectives
+from costmodels.compute import kernel_time, memory_time
+from costmodels.kernels import Engine, Kernel, kernel_for
+from costmodels.stacks import Stack
+from hardware import Cluster
+from planner.graph import Layer, Measurement, ModelGraph, Op, OpKind
+from planner.placement import ranks_by_level
+from planner.sharding import (
+    Exchange,
+    Region,
+    Shards,
+    is_expert,
+    layer_exchanges,
+    local_elements,
+    local_size,
+    op_region,
+    parameter_elements,
+    row_elements,
+    tensor_region,
+)
+from planner.strategy import CpKind
+from planner.workload import Attention, Workload
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+CP_KINDS = (CpKind.RING, CpKind.ULYSSES)
+"""Order of the context-parallel axis of a table."""
+
+CHEAP_MODULES = frozenset({"layernorm", "moe_act", "mla_up_proj"})
+"""Modules that selective recomputation drops; unfused core attention as well (Megatron-Core's module names)."""
+
+EXACT_BYTES = 2**62
+"""Above this, int64 bytes would wrap around."""
+
+
+class Kind(IntEnum):
+    """Index of a kind of recomputation in table arrays."""
+
+    NONE = 0
+    SELECTIVE = 1
+    FULL = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCosts:
+    """Raw costs of one layer type under one kind of context parallelism. [key] unless said otherwise."""
+
+    forward: Floats
+    """Compute of the forward pass [s]."""
+    input_grad: Floats
+    """Compute of the gradient of the inputs [s]."""
+    weight_grad: Floats
+    """Compute of the gradient of the weights [s]."""
+    tp_forward: Floats
+    """Tensor-parallel collectives of the forward pass [s]."""
+    tp_backward: Floats
+    """And of the backward pass [s]."""
+    ep_forward: Floats
+    """Expert-parallel collectives of the forward pass; the backward pass repeats them [s]."""
+    cp_forward: Floats
+    """Context-parallel communication of the forward pass [s]."""
+    cp_backward: Floats
+    """And of the backward pass [s]."""
+    attention_forward: Floats
+    """Compute that hides a ring's forward communication; 0 where nothing hides it [s]."""
+    attention_backward: Floats
+    """And the backward one [s]."""
+    recompute: Floats
+    """Forward work repeated, its collectives included. [kind, key] [s]"""
+    saved: Ints
+    """Bytes kept per microbatch. [kind, key]"""
+    transient: Ints
+    """Working memory above what is kept. [kind, key] [bytes]"""
+    dense_parameters: Ints
+    """Weights on a rank outside the experts."""
+    expert_parameters: Ints
+    """Weights on a rank in the experts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """The combinations a table has rows for. Each [key]."""
+
+    tp: Ints
+    cp: Ints
+    ep: Ints
+    etp: Ints
+    microbatch_size: Ints
+
+    def shards(self, workload: Workload, sequence_parallel: bool) -> Shards:
+        """Degrees for the sharding rules."""
+        return Shards(
+            tp=self.tp,
+            cp=self.cp,
+            ep=self.ep,
+            etp=self.etp,
+            microbatch_size=self.microbatch_size,
+            seq_len=workload.seq_len,
+            sequence_parallel=sequence_parallel,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTable:
+    """Costs of every layer type for every key."""
+
+    layer_types: tuple[str, ...]
+    """Layer types in order of first use: the index of arrays that say [type]."""
+    keys: Keys
+    """The rows."""
+    costs: dict[tuple[CpKind, str], LayerCosts]
+    """By kind of context parallelism and layer type."""
+    boundary_bytes: Ints
+    """Bytes between neighbouring stages per microbatch. [key]"""
+    valid: NDArray[np.bool_]
+    """Whether every layer type has a cost: opaque ones only where measured. [key]"""
+    sources: tuple[str, ...]
+    """Kinds of figures that the table holds, the best first."""
+
+
+def build_table(
+    graph: ModelGraph, cluster: Cluster, workload: Workload, stack: Stack, keys: Keys, sequence_parallel: bool
+) -> LayerTable:
+    """The table of a model on a cluster.
+
+    Raises
+    ------
+    ValueError
+        If a tensor or weight has too many bytes for exact integers.
+    """
+    shards = keys.shards(workload, sequence_parallel)
+    names = tuple(dict.fromkeys(block.layer_type for block in graph.blocks))
+    costs: dict[tuple[CpKind, str], LayerCosts] = {}
+    valid = np.ones(len(keys.tp), dtype=bool)
+    measured_types = set()
+    for name in names:
+        rows = [row for row in graph.measurements if row.layer_type == name and row.device == cluster.device.name]
+        for kind in CP_KINDS:
+            analytic = _LayerCoster(graph.layer_types[name], shards, kind, cluster, workload, stack).costs()
+            costs[kind, name], known = _with_measurements(analytic, rows, keys, workload)
+            if rows:
+                measured_types.add(name)
+            if graph.layer_types[name].opaque:
+                valid &= known
+    sources = (("measured",) if measured_types else ()) + (("fitted",) if len(measured_types) < len(names) else ())
+    return LayerTable(
+        layer_types=names,
+        keys=keys,
+        costs=costs,
+        boundary_bytes=_boundary_bytes(graph, shards, workload),
+        valid=valid,
+        sources=sources,
+    )
+
+
+def _boundary_bytes(graph: ModelGraph, shards: Shards, workload: Workload) -> Ints:
+    """Bytes of the tensor between two layers, at its largest over the layer types."""
+    largest: Any = np.zeros(len(np.atleast_1d(shards.tp)), dtype=np.int64)
+    for block in graph.blocks:
+        layer = graph.layer_types[block.layer_type]
+        dims = layer.tensors[layer.input].dims if layer.input else ()
+        if dims:
+            size = local_elements(layer, dims, tensor_region(layer, dims), shards) * workload.element_bytes
+            largest = np.maximum(largest, size)
+    return np.asarray(largest, dtype=np.int64)
+
+
+class _LayerCoster:
+    """Adds up the ops of one layer type for all keys at once."""
+
+    def __init__(
+        self,
+        layer: Layer,
+        shards: Shards,
+        cp_kind: CpKind,
+        cluster: Cluster,
+        workload: Workload,
+        stack: Stack,
+    ) -> None:
+        self.layer, self.shards, self.cp_kind = layer, shards, cp_kind
+        self.cluster, self.workload, self.stack = cluster, workload, stack
+        self.links = [level.link for level in cluster.levels]
+        self.zero = np.zeros(len(np.atleast_1d(shards.tp)))
+        self.cheap = CHEAP_MODULES | ({"core_attn"} if workload.attention is Attention.UNFUSED else set())
+
+    def costs(self) -> LayerCosts:
+        forward, input_grad, weight_grad, cheap = self.zero, self.zero, self.zero, self.zero
+        attention = [self.zero, self.zero]
+        for op in self.layer.ops:
+            time = self.op_time(op)
+            kernel = self.kernel(op)
+            halves = time if kernel.engine is Engine.GEMM else self.zero
+            forward = forward + time
+            weight_grad = weight_grad + halves
+            input_grad = input_grad + kernel.backward * time - halves
+            if op.module in self.cheap:
+                cheap = cheap + time
+            if op.kind is OpKind.ATTENTION:
+                attention = [attention[0] + time, attention[1] + kernel.backward * time]
+        forward = np.maximum(forward, len(self.layer.ops) * self.stack.launch_floor_forward)
+        least = len(self.layer.ops) * self.stack.launch_floor_backward
+        input_grad = np.maximum(input_grad, least - weight_grad)
+        tp_forward, tp_backward, tp_cheap = self.tensor_parallel_times()
+        ep_forward = self.expert_parallel_time()
+        cp_forward, cp_backward = self.context_parallel_times()
+        hides = 1.0 if self.cp_kind is CpKind.RING else 0.0
+        full = forward + tp_forward + ep_forward + np.maximum(0.0, cp_forward - hides * attention[0])
+        dense, expert = self.parameters()
+        return LayerCosts(
+            forward=forward,
+            input_grad=input_grad,
+            weight_grad=weight_grad,
+            tp_forward=tp_forward,
+            tp_backward=tp_backward,
+            ep_forward=ep_forward,
+            cp_forward=cp_forward,
+            cp_backward=cp_backward,
+            attention_forward=hides * attention[0],
+            attention_backward=hides * attention[1],
+            recompute=np.stack([self.zero, cheap + tp_cheap, full]),
+            saved=np.stack([self.saved(Kind.NONE), self.saved(Kind.SELECTIVE), self.saved(Kind.FULL)]),
+            transient=self.transients(),
+            dense_parameters=dense,
+            expert_parameters=expert,
+        )
+
+    def kernel(self, op: Op) -> Kernel:
+        return kernel_for(op.kind.value, self.workload.attention.value)
+
+    def elements(self, dims: tuple[str, ...], region: Region | None = None) -> Any:
+        region = tensor_region(self.layer, dims) if region is None else region
+        return local_elements(self.layer, dims, region, self.shards)
+
+    def tensor_elements(self, name: str, region: Region | None = None) -> Any:
+        return self.elements(self.layer.tensors[name].dims, region)
+
+    def op_time(self, op: Op) -> Floats:
+        """Forward time of one op [s]."""
+        region, kernel, device = op_region(self.layer, op), self.kernel(op), self.cluster.device
+        size = self.workload.element_bytes
+        inputs: Any = 0
+        for name in op.inputs:
+            dims = self.layer.tensors[name].dims
+            own = tensor_region(self.layer, dims)
+            inputs = inputs + self.elements(dims, region if own is Region.SEQUENCE else own)
+        output_region = region if op.kind is not OpKind.EMBEDDING else Region.TENSOR
+        output = self.elements(self.layer.tensors[op.output].dims, output_region)
+        weights: Any = 0
+        if kernel.engine is Engine.GEMM:
+            for parameter in op.parameters:
+                weights = weights + parameter_elements(self.layer, parameter, self.shards)
+        moved = size * np.asarray(inputs + output + weights, dtype=np.float64)
+        if kernel.score_bytes:
+            moved = moved + kernel.score_bytes * self.scores(op)
+        if kernel.engine is Engine.MEMORY:
+            return np.asarray(memory_time(moved, device)) + self.zero
+        precision = self.workload.precision.value
+        return np.asarray(kernel_time(self.flops(op, output), moved, device, kernel.engine, precision)) + self.zero
+
+    def flops(self, op: Op, output: Any) -> Any:
+        """FLOPs of a matrix product or attention on one rank."""
+        if op.kind is OpKind.ATTENTION:
+            query, value = self.layer.tensors[op.inputs[0]], self.layer.tensors[op.inputs[2]]
+            query_size, value_size = (self.layer.dims[tensor.dims[-1]].size for tensor in (query, value))
+            return 2.0 * self.scores(op) * (query_size + value_size)
+        flops = 2.0 * np.asarray(output, dtype=np.float64)
+        for name in op.sums:
+            flops = flops * local_size(self.layer.dims[name], self.shards)
+        if op.kind is OpKind.GROUPED_LINEAR:
+            flops = flops * self.workload.expert_imbalance
+        return flops
+
+    def scores(self, op: Op) -> Any:
+        """Query-key pairs of an attention op on one rank."""
+        query = self.layer.tensors[op.inputs[0]]
+        heads = row_elements(self.layer, query.dims[:-1], self.shards)
+        tokens = self.shards.num_tokens(Region.TENSOR)
+        return np.asarray(tokens * heads, dtype=np.float64) * mean_context(op, self.workload.seq_len)
+
+    def level_ranks(self, size: Any, stride: Any) -> Sequence[Any]:
+        return ranks_by_level([(size, stride)], self.cluster)
+
+    def tensor_parallel_times(self) -> tuple[Floats, Floats, Floats]:
+        """Forward, backward, and the part of forward that selective recomputation repeats [s]."""
+        forward, backward, cheap = self.zero, self.zero, self.zero
+        ranks = self.level_ranks(self.shards.tp, 1)
+        sequence_parallel = self.shards.sequence_parallel
+        for exchange, op, dims in layer_exchanges(self.layer):
+            if exchange not in (Exchange.TP_GATHER, Exchange.TP_REDUCE):
+                continue
+            num_bytes = self.workload.element_bytes * self.elements(dims, Region.TENSOR)
+            half = collectives.reduce_scatter_time(num_bytes, ranks, self.links)
+            ahead = half if sequence_parallel else (2 * half if exchange is Exchange.TP_REDUCE else self.zero)
+            forward = forward + ahead
+            backward = backward + (half if sequence_parallel else 2 * half - ahead)
+            if op.module in self.cheap:
+                cheap = cheap + ahead
+        return forward, backward, cheap
+
+    def expert_parallel_time(self) -> Floats:
+        """All-to-alls over ep and exchanges over etp in one forward pass [s]."""
+        total = self.zero
+        for exchange, _, dims in layer_exchanges(self.layer):
+            if exchange is Exchange.EP_ALL_TO_ALL:
+                num_bytes = self.workload.element_bytes * self.elements(dims, Region.EXPERT) / self.shards.etp
+                num_bytes = num_bytes * self.workload.expert_imbalance
+                ranks = self.level_ranks(self.shards.ep, self.shards.etp)
+                total = total + collectives.all_to_all_time(num_bytes, ranks, self.links)
+            elif exchange is Exchange.ETP_EXCHANGE:
+                num_bytes = self.workload.element_bytes * self.elements(dims, Region.EXPERT)
+                ranks = self.level_ranks(self.shards.etp, 1)
+                total = total + collectives.all_gather_time(num_bytes, ranks, self.links)
+        return total
+
+    def context_parallel_times(self) -> tuple[Floats, Floats]:
+        """Forward and backward communication of attention over context shards [s]."""
+        forward, backward = self.zero, self.zero
+        ranks = self.level_ranks(self.shards.cp, self.shards.tp)
+        size = self.workload.element_bytes
+        for op in self.layer.ops:
+            if op.kind is not OpKind.ATTENTION:
+                continue
+            keys_values = size * (self.tensor_elements(op.inputs[1]) + self.tensor_elements(op.inputs[2]))
+            if self.cp_kind is CpKind.RING:
+                once = collectives.ring_exchange_time(keys_values, ranks, self.links)
+                forward, backward = forward + once, backward + 2 * once
+            else:
+                swapped = [size * self.tensor_elements(name) for name in (*op.inputs, op.output)]
+                once = sum(collectives.all_to_all_time(part, ranks, self.links) for part in swapped)
+                forward, backward = forward + once, backward + once
+        return forward, backward
+
+    def saved(self, kind: Kind) -> Ints:
+        """Bytes kept from the forward to the backward pass of one microbatch."""
+        size = self.workload.element_bytes
+        if kind is Kind.FULL or self.layer.opaque:
+            total = size * self.tensor_elements(self.layer.input) if self.layer.input else 0
+            return self.exact(total)
+        kept: set[str] = set()
+        total = 0
+        freed = self.freed() if kind is Kind.SELECTIVE else set()
+        for op in self.layer.ops:
+            kernel = self.kernel(op)
+            if kernel.saves_inputs:
+                kept.update(op.inputs)
+            if kernel.saves_output:
+                kept.add(op.output)
+            if kind is Kind.SELECTIVE and op.module in self.cheap:
+                continue
+            dims = self.layer.tensors[op.output].dims
+            total = total + kernel.element_bytes * self.elements(dims)
+            total = total + kernel.row_bytes * self.elements(dims[:-1], tensor_region(self.layer, dims))
+            if kernel.input_bytes:
+                total = total + kernel.input_bytes * self.tensor_elements(op.inputs[0])
+            if kernel.score_bytes:
+                total = total + kernel.score_bytes * self.full_scores(op)
+        for name in sorted(kept - freed):
+            total = total + size * self.tensor_elements(name)
+        return self.exact(total)
+
+    def full_scores(self, op: Op) -> Any:
+        """Elements of the score matrix that an unfused kernel materialises (masked ones too)."""
+        query = self.layer.tensors[op.inputs[0]]
+        heads = row_elements(self.layer, query.dims[:-1], self.shards)
+        return self.shards.num_tokens(Region.TENSOR) * heads * self.workload.seq_len
+
+    def freed(self) -> set[str]:
+        """Tensors that selective recomputation does not keep."""
+        return {op.output for op in self.layer.ops if op.module in self.cheap} - {self.layer.input}
+
+    def transients(self) -> Ints:
+        """Working memory by kind of recomputation: gathered inputs, and gradients of an op's inputs and output."""
+        size = self.workload.element_bytes
+        largest: Any = self.exact(0)
+        for op in self.layer.ops:
+            region = op_region(self.layer, op)
+            total: Any = self.tensor_elements(op.output)
+            for name in op.inputs:
+                own = tensor_region(self.layer, self.layer.tensors[name].dims)
+                gathered = own is Region.SEQUENCE and region is Region.TENSOR
+                total = total + self.tensor_elements(name, region if gathered else own) * (2 if gathered else 1)
+            largest = np.maximum(largest, size * total)
+        freed: Any = self.exact(0)
+        for name in sorted(self.freed()):
+            freed = np.maximum(freed, size * self.tensor_elements(name))
+        return np.stack([self.exact(largest), self.exact(largest + freed), self.exact(largest + self.saved(Kind.NONE))])
+
+    def parameters(self) -> tuple[Ints, Ints]:
+        """Weights on one rank: outside the experts, in the experts."""
+        dense: Any = -(-self.layer.opaque_parameters // self.shards.tp)
+        expert: Any = 0
+        for op in self.layer.ops:
+            for parameter in op.parameters:
+                size = parameter_elements(self.layer, parameter, self.shards)
+                if is_expert(self.layer, parameter):
+                    expert = expert + size
+                else:
+                    dense = dense + size
+        return self.exact(dense), self.exact(expert)
+
+    def exact(self, value: Any) -> Ints:
+        """The value for every key as int64; a ValueError where it could have wrapped around."""
+        array = np.asarray(value) + np.zeros(len(self.zero), dtype=np.int64)
+        if array.dtype != np.int64 or (array.size and (array.min() < 0 or array.max() > EXACT_BYTES)):
+            raise ValueError(f"layer {self.layer.name}: more than {EXACT_BYTES:.1e} bytes on one rank; sizes are too large")
+        return array
+
+
+def mean_context(op: Op, seq_len: int) -> float:
+    """Keys that a query sees, on average over the sequence.
+
+    Causal: query i sees ``min(i, window)`` keys, i = 1 .. seq_len; otherwise all, or the window.
+    """
+    window = min(op.window or seq_len, seq_len)
+    if not op.causal:
+        return float(window)
+    return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
+
+
+def _with_measurements(
+    costs: LayerCosts, rows: Sequence[Measurement], keys: Keys, workload: Workload
+) -> tuple[LayerCosts, NDArray[np.bool_]]:
+    """The costs with measured rows in place of analytic ones, and which keys have one."""
+    known = np.zeros(len(keys.tp), dtype=bool)
+    values = {name: np.array(getattr(costs, name)) for name in LayerCosts.__slots__}
+    ordered = sorted(rows, key=lambda row: ("none", "selective", "full").index(row.recompute))
+    for row in ordered:
+        match = _matches(row, keys, workload)
+        if not match.any():
+            continue
+        if row.recompute == "none":
+            known |= match
+            _put_plain(values, row, match)
+        else:
+            kind = Kind[row.recompute.upper()]
+            plain = values["input_grad"] + values["weight_grad"]
+            values["recompute"][kind] = np.where(
+                match, np.maximum(0.0, row.backward - plain), values["recompute"][kind]
+            )
+            _put_memory(values, row, match, kind)
+    return LayerCosts(**values), known
+
+
+def _matches(row: Measurement, keys: Keys, workload: Workload) -> NDArray[np.bool_]:
+    if row.seq_len != workload.seq_len:
+        return np.zeros(len(keys.tp), dtype=bool)
+    match = (keys.tp == row.tp) & (keys.cp == row.cp) & (keys.ep == row.ep) & (keys.etp == row.etp)
+    return np.asarray(match & (keys.microbatch_size == row.microbatch_size))
+
+
+def _put_plain(values: dict[str, Any], row: Measurement, match: NDArray[np.bool_]) -> None:
+    """A run without recomputation replaces compute and the layer's own collectives."""
+    values["forward"] = np.where(match, row.forward, values["forward"])
+    values["input_grad"] = np.where(match, row.backward / 2, values["input_grad"])
+    values["weight_grad"] = np.where(match, row.backward / 2, values["weight_grad"])
+    for name in ("tp_forward", "tp_backward", "ep_forward", "cp_forward", "cp_backward"):
+        values[name] = np.where(match, 0.0, values[name])
+    values["recompute"][Kind.FULL] = np.where(match, row.forward, values["recompute"][Kind.FULL])
+    _put_memory(values, row, match, Kind.NONE)
+
+
+def _put_memory(values: dict[str, Any], row: Measurement, match: NDArray[np.bool_], kind: Kind) -> None:
+    if row.saved is not None:
+        values["saved"][kind] = np.where(match, row.saved, values["saved"][kind])
+    if row.peak is not None:
+        values["transient"][kind] = np.where(match, row.peak, values["transient"][kind])
