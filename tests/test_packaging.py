@@ -68,7 +68,6 @@ def test_package_is_typed(package: str) -> None:
     assert f"{package}/py.typed" in files_in_tree()
 
 
-@pytest.mark.slow
 def test_wheel_holds_the_packages_with_their_data_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.endswith("/")}
@@ -78,7 +77,6 @@ def test_wheel_holds_the_packages_with_their_data_and_nothing_else(wheel: Path) 
     assert license_file.startswith("parallelism_planner-")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_installed_package_is_the_one_imported(package: str, installed: Path, tmp_path: Path) -> None:
     """Other distributions install the same import names; ours must be found where pip put it."""
@@ -87,7 +85,6 @@ def test_installed_package_is_the_one_imported(package: str, installed: Path, tm
     assert Path(found.strip()) == installed / package / "__init__.py"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["--help"], ["show", "llama-2-7b", "--json"], ["show", "dgx-h100*2", "--json"]],
