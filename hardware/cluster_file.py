@@ -39,9 +39,11 @@ def read_cluster(source: str | Path) -> Cluster:
     if isinstance(source, str) and not _looks_like_path(source):
         return _read_short_form(source)
     text = read_text(source)
-    if text.lstrip().startswith("{") and str(source).endswith(".json"):
-        return cluster_from_json(parse_json(text, str(source)))
-    return parse_cluster(parse_yaml(text, str(source)))
+    if not str(source).endswith(".json"):
+        return parse_cluster(parse_yaml(text, str(source)))
+    document = parse_json(text, str(source))
+    resolved = isinstance(document.content, dict) and "format_version" in document.content
+    return cluster_from_json(document) if resolved else parse_cluster(document)
 
 
 def cluster_schema() -> dict[str, Any]:
@@ -52,9 +54,11 @@ def cluster_schema() -> dict[str, Any]:
 
 
 def _looks_like_path(source: str) -> bool:
-    if _SHORT_FORM.fullmatch(source.strip()) or source.strip() in node_names():
+    text, nodes = source.strip(), node_names()
+    match = _SHORT_FORM.fullmatch(text)
+    if text in nodes or (match is not None and match["node"] in nodes):
         return False
-    return "*" not in source and (source.endswith((".yaml", ".yml", ".json")) or _exists(source))
+    return _exists(source) or ("*" not in source and source.endswith((".yaml", ".yml", ".json")))
 
 
 def _exists(source: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from hardware.cluster import FORMAT_VERSION, MAX_DEVICES, Cluster, Level
 from hardware.device import BYTE_FIELDS, RATE_FIELDS, Device
-from hardware.errors import InputError, Problem
+from hardware.errors import InputError, Problem, quote
 from hardware.fields import Section
 from hardware.link import Link
 from hardware.yaml_reader import Document
@@ -28,7 +28,8 @@ def cluster_from_json(data: Mapping[str, Any] | Document) -> Cluster:
     document = data if isinstance(data, Document) else Document(file="cluster", content=dict(data))
     top = Section(document=document)
     _check_version(top)
-    top.check_keys(_CLUSTER_KEYS)
+    if not top.check_keys(_CLUSTER_KEYS):
+        top.finish()
     device_section = top.section("device")
     device = None if device_section is None else _device(device_section)
     levels = [_level(section) for section in top.items("levels")]
@@ -42,16 +43,15 @@ def cluster_from_json(data: Mapping[str, Any] | Document) -> Cluster:
     fields: dict[str, Any] = {"name": name, "device": device, "num_devices": num_devices}
     fields |= {"devices_per_node": devices_per_node, "reserve": reserve, "price": price}
     try:
-        return Cluster(
-            **fields,
-            levels=tuple(level for level in levels if level is not None),
-        )
+        return Cluster(**fields, levels=tuple(level for level in levels if level is not None))
     except ValueError as error:
         raise InputError([Problem(file=document.file, message=str(error))]) from error
 
 
 def _check_version(top: Section) -> None:
     """Another major version may mean other things by the same keys, so nothing else is read."""
+    if not top.mapping:
+        return
     version = top.text("format_version")
     if version is not None and version.split(".")[0] != FORMAT_VERSION.split(".")[0]:
         top.report(
@@ -114,5 +114,7 @@ def _provenance(section: Section) -> dict[str, str]:
     sources = section.section("provenance", required=False)
     if sources is None:
         return {}
+    if not isinstance(sources.content, dict):
+        sources.report(f"must be a mapping, got {quote(sources.content)}")
     texts = {key: sources.text(key) for key in sources.mapping}
     return {key: text for key, text in texts.items() if text is not None}

@@ -55,7 +55,7 @@ class Section:
             return False
         for key in self.mapping:
             if key not in known:
-                hint = suggest(key, known) or f"; known: {', '.join(known)}"
+                hint = suggest(str(key), known) or f"; known: {', '.join(known)}"
                 self.report(f"unknown key {quote(key)}{hint}", key)
         return True
 

@@ -65,7 +65,7 @@ def read_yaml(path: str | FilePath) -> Document:
 
 
 def read_package_yaml(package: str, name: str) -> dict[str, Any]:
-    """The content of a YAML file that an installed package carries, read afresh; ``name`` is relative to the package."""
+    """The content of a YAML file that a package carries, read afresh; ``name`` is relative to the package."""
     document = parse_yaml((files(package) / name).read_text(encoding="utf-8"), f"{package}/{name}")
     assert isinstance(document.content, dict), f"{package}/{name} is not a mapping"
     return document.content
