@@ -1,6 +1,7 @@
 """Devices, links and nodes known by name, each figure with its source."""
 
 import re
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -47,6 +48,7 @@ def node_names() -> list[str]:
     return sorted(_read("nodes"))
 
 
+@cache
 def load_device(name: str) -> Device:
     """The device of that name; a ValueError names the nearest if there is none."""
     entry = _entry("device", name)
@@ -56,12 +58,14 @@ def load_device(name: str) -> Device:
     return Device(name=name, **values, provenance={**provenance, "peak_flops": peak["source"]})
 
 
+@cache
 def load_link(name: str) -> Link:
     """The link of that name; a ValueError names the nearest if there is none."""
     values, provenance = _figures(_entry("link", name), LINK_DIMENSIONS)
     return Link(**values, provenance=provenance)
 
 
+@cache
 def load_node(name: str) -> Node:
     """The node of that name; a ValueError names the nearest if there is none."""
     entry = _entry("node", name)

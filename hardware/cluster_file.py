@@ -1,6 +1,7 @@
 """cluster.yaml, a resolved cluster's JSON, or the short form ``NODE*COUNT``, as a Cluster."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from importlib.resources import files
@@ -17,7 +18,7 @@ from hardware.json_reader import parse_json
 from hardware.node import NetworkLevel, Node, build_cluster
 from hardware.node_fields import read_link, read_node
 from hardware.units import Dimension
-from hardware.yaml_reader import Document, parse_yaml
+from hardware.yaml_reader import Document, read_yaml
 
 _SHORT_FORM = re.compile(r"(?P<node>[A-Za-z0-9._-]+?)\s*[*x]\s*(?P<count>[0-9]+)")
 _LEVEL_KEYS = ("name", "nodes", "oversubscription", "bandwidth", "latency", "efficiency")
@@ -38,10 +39,9 @@ def read_cluster(source: str | Path) -> Cluster:
     """
     if isinstance(source, str) and not _looks_like_path(source):
         return _read_short_form(source)
-    text = read_text(source)
     if not str(source).endswith(".json"):
-        return parse_cluster(parse_yaml(text, str(source)))
-    document = parse_json(text, str(source))
+        return parse_cluster(read_yaml(source))
+    document = parse_json(read_text(source), str(source))
     resolved = isinstance(document.content, dict) and "format_version" in document.content
     return cluster_from_json(document) if resolved else parse_cluster(document)
 
@@ -195,7 +195,8 @@ def _check_nodes(section: Section, nodes: int, below: int, num_nodes: int, *, la
 
 def _divisors(number: int, near: int) -> str:
     """The divisors of a number next below and above another."""
-    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    divisors = sorted({*small, *(number // d for d in small)})
     lower = [d for d in divisors if d < near][-1:]
     upper = [d for d in divisors if d > near][:1]
     return " or ".join(str(d) for d in lower + upper)

@@ -182,7 +182,9 @@ def _refusal(value: object, dimension: Dimension, fault: str, nearest: str | Non
 
 def format_bytes(num_bytes: float) -> str:
     """Memory in binary units and three digits, such as ``71.2 GiB``."""
-    return _scaled(num_bytes, {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50})
+    return _scaled(
+        num_bytes, {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}, whole=True
+    )
 
 
 def format_time(time: float) -> str:
@@ -205,16 +207,16 @@ def format_rate(flops_per_s: float) -> str:
 
 def format_count(count: float) -> str:
     """A count in three digits with thousands, millions, billions or trillions, such as ``8.03 B``."""
-    return _scaled(count, {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}).rstrip()
+    return _scaled(count, {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}, whole=True).rstrip()
 
 
-def _scaled(value: float, units: Mapping[str, float], digits: int = 3) -> str:
-    """The value in the smallest unit in which it, rounded, stays below the next unit."""
+def _scaled(value: float, units: Mapping[str, float], digits: int = 3, *, whole: bool = False) -> str:
+    """The value in the smallest unit in which it, rounded, stays below the next; ``whole`` ones print without a point."""
     if not math.isfinite(value):
         return str(value)
     names, sizes = list(units), list(units.values())
     for name, size, following in zip(names, sizes, [*sizes[1:], math.inf], strict=True):
-        text = _significant(value / size, digits, whole=size == 1 and float(value).is_integer())
+        text = _significant(value / size, digits, whole=whole and size == 1 and float(value).is_integer())
         if abs(float(text)) * size < following:
             return f"{text} {name}"
     raise AssertionError("every number is below infinity")

@@ -23,6 +23,8 @@ from ruamel.yaml.events import (
 from hardware.errors import InputError, Path, Problem, printable, quote
 from hardware.input_file import read_text
 
+MAX_SIZE = 100_000
+"""Largest YAML file [bytes]; the parser takes up to 2 s for it, and some 20 times what a cluster.yaml needs."""
 MAX_DEPTH = 50
 """Deepest nesting that is read."""
 MAX_DIGITS = 400
@@ -61,7 +63,7 @@ class Document:
 
 def read_yaml(path: str | FilePath) -> Document:
     """The content of a YAML 1.2 file; an InputError with all problems where it cannot be used."""
-    return parse_yaml(read_text(path), str(path))
+    return parse_yaml(read_text(path, max_size=MAX_SIZE), str(path))
 
 
 def read_package_yaml(package: str, name: str) -> dict[str, Any]:

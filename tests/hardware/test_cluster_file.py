@@ -316,6 +316,13 @@ def test_bad_files_are_refused_with_place_value_and_remedy(old: str, new: str, m
     assert text.startswith("cluster.yaml:")
 
 
+def test_many_groups_and_odd_counts_are_answered_at_once() -> None:
+    group = {"count": 1, "node": "dgx-h100"}
+    assert parse_cluster(Document(file="f", content={"nodes": [group] * 3000})).num_nodes == 3000
+    prime = "nodes: [{count: 9999991, device: l40s, devices_per_node: 1, nics: {count: 1, link: ib-ndr}}]\n"
+    assert "got 7; nearest: 1 or 9999991" in problems(prime + "network: [{name: a, nodes: 7}, {name: b}]")
+
+
 def test_levels_must_nest() -> None:
     text = FULL.replace("{name: rail-group, nodes: 4}", "{name: a, nodes: 4}\n  - {name: b, nodes: 2}")
     assert "network[1].nodes: must be a multiple of 4 nodes, as the level below, got 2; nearest: 4" in problems(text)

@@ -202,6 +202,8 @@ def test_printed_values_read_back_within_half_a_digit(num_bytes: int, rate: floa
         (format_time(0.9996), "1.000 s"),
         (format_time(0.99949), "999 ms"),
         (format_time(123.45), "123.5 s"),
+        (format_time(3600), "3600 s"),
+        (format_time(2), "2.000 s"),
         (format_time(3.4e-6), "3.40 us"),
         (format_time(0), "0 ns"),
         (format_bandwidth(370.8e9), "371 GB/s"),

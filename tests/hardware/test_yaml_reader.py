@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hardware import yaml_reader
 from hardware.errors import InputError
 from hardware.input_file import MAX_SIZE, read_text
 from hardware.json_reader import parse_json
@@ -135,6 +136,15 @@ def test_files_are_read_or_refused_with_one_clear_line(tmp_path: Path) -> None:
     for name, message in {"": "the name of the file is empty", "a\0b": "null"}.items():
         with pytest.raises(InputError, match=message):
             read_yaml(name)
+
+
+def test_yaml_size_limit_is_inclusive(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_bytes(b"a: '" + b"x" * (yaml_reader.MAX_SIZE - 5) + b"'")
+    assert read_yaml(path).line(("a",)) == 1
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(InputError, match="larger than 100000 bytes"):
+        read_yaml(path)
 
 
 def test_size_limit_is_inclusive(tmp_path: Path) -> None:
