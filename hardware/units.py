@@ -211,7 +211,7 @@ def format_count(count: float) -> str:
 
 
 def _scaled(value: float, units: Mapping[str, float], digits: int = 3, *, whole: bool = False) -> str:
-    """The value in the smallest unit in which it, rounded, stays below the next; if ``whole``, integers have no point."""
+    """The value in the smallest unit in which it, rounded, stays below the next; ``whole`` integers get no point."""
     if not math.isfinite(value):
         return str(value)
     names, sizes = list(units), list(units.values())
