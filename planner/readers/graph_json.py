@@ -11,7 +11,7 @@ from hardware.yaml_reader import Document
 from planner.graph import BATCH, SEQ, Block, Layer, Measurement, ModelGraph, SharedParameter
 from planner.readers.config import MAX_LAYERS, MAX_POSITIONS
 from planner.readers.graph_layer import read_layer
-from planner.readers.graph_values import is_name, quantity, texts, word
+from planner.readers.graph_values import choice, is_name, quantity, texts, word
 from planner.strategy import Recompute
 
 VERSION = (1, 0)
@@ -130,6 +130,8 @@ class _GraphReader:
 
     def layer_type(self, section: Section, key: str, *, default: str | None = None) -> str | None:
         """The name of a known layer type."""
+        if not self.known:
+            return None
         name = default if default and not section.has(key) else section.text(key)
         if name is None or name in self.known:
             return name
@@ -235,7 +237,7 @@ class _GraphReader:
             "device": word(item, "device"),
             "microbatch_size": item.count("microbatch_size", maximum=MAX_DEGREE),
             "seq_len": item.count("seq_len", maximum=MAX_POSITIONS) if item.has("seq_len") else self.seq_len,
-            "recompute": word(item, "recompute", default=Recompute.NONE.value, known=tuple(Recompute)),
+            "recompute": choice(item, "recompute", Recompute, default=Recompute.NONE),
             "forward": quantity(item, "forward", Dimension.TIME, maximum=MAX_TIME),
             "backward": quantity(item, "backward", Dimension.TIME, maximum=MAX_TIME),
         }
@@ -245,6 +247,7 @@ class _GraphReader:
                 values[key] = quantity(item, key, Dimension.BYTES, maximum=10**18)
         if len(item.problems) > num_problems or None in values.values():
             return None
+        values["recompute"] = str(values["recompute"])
         return Measurement(**values)  # type: ignore[arg-type]  # Each value was read with the type of its field.
 
     def _list(self, key: str) -> list[Section]:

@@ -7,7 +7,7 @@ from hardware.errors import MAX_QUOTED, quote, suggest
 from hardware.fields import Section
 from planner.graph import BATCH, SEQ, Axis, Dim, Layer, Op, OpKind, Parameter, Tensor
 from planner.readers.config import MAX_SIZE
-from planner.readers.graph_values import flag, is_name, texts, word
+from planner.readers.graph_values import choice, flag, is_name, texts, word
 
 LAYER_KEYS = ("dims", "parameters", "tensors", "ops", "input", "output")
 DIM_KEYS = ("size", "granularity", "axis", "replicable", "padded")
@@ -77,7 +77,7 @@ class _LayerReader:
         section.check_keys(DIM_KEYS)
         size = section.count("size", maximum=MAX_SIZE)
         granularity = section.count("granularity", maximum=MAX_SIZE) if section.has("granularity") else 1
-        axis = word(section, "axis", known=tuple(Axis)) if section.has("axis") else None
+        axis = choice(section, "axis", Axis) if section.has("axis") else None
         replicable = flag(section, "replicable", default=False)
         padded = flag(section, "padded", default=False)
         if size is not None and granularity is not None:
@@ -85,7 +85,7 @@ class _LayerReader:
                 name=name,
                 size=size,
                 granularity=granularity,
-                axis=Axis(axis) if axis else None,
+                axis=axis,
                 replicable=replicable,
                 padded=padded,
             )
@@ -107,7 +107,7 @@ class _LayerReader:
     def _op(self, item: Section) -> Op | None:
         num_problems = len(item.problems)
         name = word(item, "name")
-        kind = word(item, "kind", known=tuple(OpKind))
+        kind = choice(item, "kind", OpKind)
         output = word(item, "output")
         inputs = texts(item, "inputs", required=True)
         sums = self._dims(item, "sums") if item.has("sums") else ()
@@ -119,7 +119,7 @@ class _LayerReader:
             return None
         return Op(
             name=name,
-            kind=OpKind(kind),
+            kind=kind,
             inputs=inputs,
             output=output,
             sums=sums,

@@ -1,8 +1,13 @@
 """Values of the graph JSON."""
 
+from enum import StrEnum
+from typing import TypeVar
+
 from hardware.errors import MAX_QUOTED, quote, suggest
 from hardware.fields import Section
 from hardware.units import Dimension
+
+C = TypeVar("C", bound=StrEnum)
 
 UNIT = {Dimension.TIME: "seconds", Dimension.BYTES: "bytes"}
 """Base units of the plain numbers that we write."""
@@ -13,8 +18,8 @@ def is_name(text: str) -> bool:
     return bool(text.strip()) and text.isprintable() and len(text) <= MAX_QUOTED
 
 
-def word(section: Section, key: str, *, default: str | None = None, known: tuple[str, ...] = ()) -> str | None:
-    """A name, one of ``known`` if any are given; ``default`` where the key is absent."""
+def word(section: Section, key: str, *, default: str | None = None) -> str | None:
+    """A name; ``default`` where the key is absent."""
     if default is not None and not section.has(key):
         return default
     value = section.text(key)
@@ -23,10 +28,22 @@ def word(section: Section, key: str, *, default: str | None = None, known: tuple
     if not is_name(value):
         section.report(f"must be printable text of 1 to {MAX_QUOTED} characters, got {quote(value)}", key)
         return None
-    if known and value not in known:
-        section.report(f"unknown {key} {quote(value)}{suggest(value, known)}; known: {', '.join(known)}", key)
-        return None
     return value
+
+
+def choice(section: Section, key: str, known: type[C], *, default: C | None = None) -> C | None:
+    """One of the choices; ``default`` where the key is absent."""
+    if default is not None and not section.has(key):
+        return default
+    value = section.text(key)
+    if value is None:
+        return None
+    names = [its.value for its in known]
+    if value not in names:
+        hint = suggest(value, names) or f"; known: {', '.join(names)}"
+        section.report(f"unknown {key} {quote(value)}{hint}", key)
+        return None
+    return known(value)
 
 
 def texts(section: Section, key: str, *, required: bool = False) -> tuple[str, ...]:
@@ -34,9 +51,11 @@ def texts(section: Section, key: str, *, required: bool = False) -> tuple[str, .
     if not required and not section.has(key):
         return ()
     value = section.mapping.get(key)
+    if key not in section.mapping:
+        section.report(f"the key {key!r} is missing")
+        return ()
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        got = quote(value) if key in section.mapping else "nothing"
-        section.report(f"{'must be' if key in section.mapping else f'{key!r} must be'} a list of text, got {got}", key)
+        section.report(f"must be a list of text, got {quote(value)}", key)
         return ()
     return tuple(value)
 

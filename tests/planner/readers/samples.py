@@ -72,15 +72,16 @@ MISTRAL: dict[str, Any] = {**LLAMA, "model_type": "mistral", "architectures": ["
 KIMI_K2: dict[str, Any] = {**DEEPSEEK_V3, "model_type": "kimi_k2"}
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    config["model_type"]: config
-    for config in (LLAMA, MISTRAL, GPT2, MIXTRAL, QWEN3, QWEN3_MOE, DEEPSEEK_V3, KIMI_K2)
+    config["model_type"]: config for config in (LLAMA, MISTRAL, GPT2, MIXTRAL, QWEN3, QWEN3_MOE, DEEPSEEK_V3, KIMI_K2)
 }
 """A small config of each model type."""
 
 GRAPH: dict[str, Any] = {
     "format_version": "1.0",
     "seq_len": 2048,
-    "layer_types": {"block": {"parameters": 12_000_000, "dims": {"hidden": 1024}, "output": ["batch", "seq", "hidden"]}},
+    "layer_types": {
+        "block": {"parameters": 12_000_000, "dims": {"hidden": 1024}, "output": ["batch", "seq", "hidden"]}
+    },
     "layers": [{"type": "block", "count": 24}],
     "measurements": [
         {"device": "a100-sxm-80gb", "microbatch_size": 1, "forward": "2.5 ms", "backward": "5 ms", "saved": "64 MiB"},

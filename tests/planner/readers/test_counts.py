@@ -18,7 +18,7 @@ from tests.planner.readers.samples import DEEPSEEK_V3, GPT2, KIMI_K2, LLAMA, MIX
 CONFIGS = Path(os.environ.get("HF_CONFIGS", "no folder named"))
 """Folder of public config.json files with COUNTS.csv, what transformers counts on its meta device."""
 
-# Counted by transformers 5.24 on the meta device, but gpt3-175b and deepseek-v3's active layers, which stand below.
+# Counted by transformers 5.24 on the meta device; gpt3-175b: 96 (12 h^2 + 13 h) + (50,257 + 2,048) h + 2 h.
 TOTALS = {
     "deepseek-v3": 671_026_404_352,
     "gpt3-175b": 174_604_259_328,
@@ -184,8 +184,8 @@ def test_a_tied_head_is_counted_once(config: dict[str, Any], tied_by_default: bo
 
 
 def test_gpt2_is_counted_by_hand() -> None:
-    # Words 1000 x 64, positions 512 x 64; per layer qkv 3 (64 x 64 + 64), out 64 x 64 + 64, MLP 2 x 64 x 256 + 256 + 64,
-    # two norms of 2 x 64; final norm 2 x 64.
+    # Words 1000 x 64, positions 512 x 64; per layer qkv 3 (64 x 64 + 64), out 64 x 64 + 64, MLP 2 x 64 x 256 + 256 +
+    # 64, two norms of 2 x 64; final norm 2 x 64.
     layer = 3 * 4160 + 4160 + 2 * 64 * 256 + 256 + 64 + 4 * 64
     assert read(GPT2).num_parameters == 64_000 + 32_768 + 3 * layer + 128
     assert read({**GPT2, "n_inner": None}) == read(GPT2) == read({**GPT2, "n_inner": 256})
