@@ -19,7 +19,8 @@ from planner.graph import (
     SharedParameter,
     Tensor,
 )
-from planner.strategy import Strategy
+from planner.strategy import Recompute, Strategy
+from planner.targets import PP_OUTER, RING, Candidate
 from planner.workload import Workload
 
 HIDDEN = (BATCH, SEQ, "hidden")
@@ -36,7 +37,6 @@ def linear(
         output=output,
         sums=sums,
         parameters=(Parameter(name=f"{name}.weight", dims=(*kept, *sums)),),
-        module=module,
     )
 
 
@@ -193,3 +193,26 @@ def strategy(**values: Any) -> Strategy:
             **values,
         }
     )
+
+
+def candidate(**values: Any) -> Candidate:
+    """A candidate of all ones, on as many devices and with as large a batch as its degrees make."""
+    degrees = {name: values.get(name, 1) for name in ("tp", "cp", "pp", "vpp", "ep", "etp", "dp")}
+    size = degrees["tp"] * degrees["cp"] * degrees["pp"] * degrees["dp"]
+    num_stages = degrees["pp"] * degrees["vpp"]
+    defaults: dict[str, Any] = {
+        **degrees,
+        "num_devices": size,
+        "microbatch_size": 1,
+        "num_microbatches": 1,
+        "cp_kind": RING,
+        "zero_stage": 0,
+        "dp_shard": 1,
+        "dp_replicate": degrees["dp"] if "dp_shard" not in values else degrees["dp"] // values["dp_shard"],
+        "rank_order": PP_OUTER,
+        "sequence_parallel": 1,
+        "layers_per_stage": (1,) * num_stages if isinstance(num_stages, int) else None,
+        "recompute": Recompute.NONE,
+        "recompute_layers": (0,) * num_stages if isinstance(num_stages, int) else None,
+    }
+    return Candidate(**{**defaults, **values})
