@@ -39,7 +39,8 @@ def read_model(source: str | Path) -> ModelGraph:
         return _read_file(path / CONFIG_NAME, name=path.resolve().name)
     if isinstance(source, str) and not _exists(path):
         raise InputError([Problem(file=source, message=_no_such_model(source))])
-    return _read_file(path, name=path.resolve().parent.name if path.name == CONFIG_NAME else path.stem)
+    folder = path.absolute().parent.name if path.name == CONFIG_NAME else ""
+    return _read_file(path, name=folder or path.stem)
 
 
 def _read_file(path: Path, name: str) -> ModelGraph:
