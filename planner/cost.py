@@ -101,9 +101,13 @@ class Group:
         """Reduce-scatter or all-gather of a buffer [s]."""
         return affine_time(self.algorithms, num_bytes)
 
+    def take(self, index: Any) -> Group:
+        """Some of the rows."""
+        return Group(algorithms=tuple((latency[index], slope[index]) for latency, slope in self.algorithms))
+
 
 FREE = Group(algorithms=((0.0, 0.0),))
-"""A group whose communication is bounded by nothing: the least entry while its choice is open."""
+"""The least entry of a group while its choice is open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +145,19 @@ class Entries:
     expert_replica_group: Group
     """Over which expert gradients are reduced beside sharding."""
     link_time: Floats
-    """Message between neighbouring stages, by level of the cluster. [level, row] [s]"""
+    """Message from a pipeline rank to the next, the last one to the first. [rank, row] [s]"""
     shared_time: Floats
     """All-reduce of shared weights between the first and the last stage. [row] [s]"""
+    shared_parameters: Ints
+    """Weights that are held once where first and last stage are the same rank. [row]"""
+
+    def take(self, index: Any) -> Entries:
+        """Some of the rows."""
+        values = {}
+        for name in self.__slots__:
+            value = getattr(self, name)
+            values[name] = value.take(index) if isinstance(value, Group) else value[..., index]
+        return Entries(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +201,10 @@ class RowTimes:
     forward: Floats
     backward: Floats
 
+    def take(self, index: Any) -> RowTimes:
+        """Some of the rows."""
+        return RowTimes(forward=self.forward[:, index], backward=self.backward[:, index])
+
 
 def compose(entries: Entries, job: JobCosts) -> RowTimes:
     """Layer times of outer rows: table times plus what ZeRO-2/3 communication does not hide."""
@@ -214,8 +232,15 @@ class RankTails:
 
     reduction: Floats
     """Gradient reduction at the end of the step, before overlap [s]."""
-    update: Floats
-    """Optimizer step and gather of the new weights [s]."""
+    optimizer: Floats
+    """Optimizer step [s]."""
+    gather: Floats
+    """Gather of the new weights [s]."""
+
+    @property
+    def update(self) -> Floats:
+        """Optimizer step and gather [s]."""
+        return self.optimizer + self.gather
 
 
 def rank_tails(dense: Number, expert: Number, entries: Entries, job: JobCosts) -> RankTails:
@@ -234,7 +259,7 @@ def rank_tails(dense: Number, expert: Number, entries: Entries, job: JobCosts) -
     step = optimizer_time(
         (job.optimizer_bytes + job.weight_bytes) * owned, job.gradient_bytes * owned, job.cluster.device
     )
-    return RankTails(reduction=np.asarray(reduction), update=np.asarray(step + gather))
+    return RankTails(reduction=np.asarray(reduction), optimizer=np.asarray(step), gather=np.asarray(gather))
 
 
 def _reduction(
@@ -270,6 +295,8 @@ def gathered_bytes(dense_layer: Number, expert_layer: Number, entries: Entries, 
 
     ZeRO-3 holds two layers' weights (the one at work and the next); ZeRO-2/3 one layer's whole gradients.
     """
+    if entries.dense_shard_group is FREE:
+        return 0
     layer = dense_layer + expert_layer
     zero = entries.zero_stage
     return ((zero >= 3) * 2 * job.weight_bytes + (zero >= 2) * job.gradient_bytes) * layer

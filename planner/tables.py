@@ -20,6 +20,7 @@ from costmodels.compute import kernel_time, memory_time
 from costmodels.kernels import Engine, Kernel, kernel_for
 from costmodels.stacks import Stack
 from hardware import Cluster
+from planner.flops import attention_flops_per_pair, mean_context
 from planner.graph import Layer, Measurement, ModelGraph, Op, OpKind
 from planner.placement import ranks_by_level
 from planner.sharding import (
@@ -128,6 +129,8 @@ class LayerTable:
     """The rows."""
     costs: dict[tuple[CpKind, str], LayerCosts]
     """By kind of context parallelism and layer type."""
+    shared_parameters: Ints
+    """Weights of one rank that a later layer type shares with an earlier one (tied embeddings). [key]"""
     boundary_bytes: Ints
     """Bytes between neighbouring stages per microbatch. [key]"""
     valid: NDArray[np.bool_]
@@ -165,10 +168,21 @@ def build_table(
         layer_types=names,
         keys=keys,
         costs=costs,
+        shared_parameters=_shared_parameters(graph, shards),
         boundary_bytes=_boundary_bytes(graph, shards, workload),
         valid=valid,
         sources=sources,
     )
+
+
+def _shared_parameters(graph: ModelGraph, shards: Shards) -> Ints:
+    total: Any = np.zeros(len(np.atleast_1d(shards.tp)), dtype=np.int64)
+    for shared in graph.shared_parameters:
+        for name in shared.layer_types[1:]:
+            layer = graph.layer_types[name]
+            weights = [parameter for parameter in layer.parameters if parameter.name == shared.name]
+            total = total + sum(parameter_elements(layer, parameter, shards) for parameter in weights)
+    return np.asarray(total, dtype=np.int64)
 
 
 def _boundary_bytes(graph: ModelGraph, shards: Shards, workload: Workload) -> Ints:
@@ -278,9 +292,7 @@ class _LayerCoster:
     def flops(self, op: Op, output: Any) -> Any:
         """FLOPs of a matrix product or attention on one rank."""
         if op.kind is OpKind.ATTENTION:
-            query, value = self.layer.tensors[op.inputs[0]], self.layer.tensors[op.inputs[2]]
-            query_size, value_size = (self.layer.dims[tensor.dims[-1]].size for tensor in (query, value))
-            return 2.0 * self.scores(op) * (query_size + value_size)
+            return self.scores(op) * attention_flops_per_pair(self.layer, op)
         flops = 2.0 * np.asarray(output, dtype=np.float64)
         for name in op.sums:
             flops = flops * local_size(self.layer.dims[name], self.shards)
@@ -422,17 +434,6 @@ class _LayerCoster:
         if array.dtype != np.int64 or (array.size and (array.min() < 0 or array.max() > EXACT_BYTES)):
             raise ValueError(f"layer {self.layer.name}: more than {EXACT_BYTES:.1e} bytes on one rank; sizes are too large")
         return array
-
-
-def mean_context(op: Op, seq_len: int) -> float:
-    """Keys that a query sees, on average over the sequence.
-
-    Causal: query i sees ``min(i, window)`` keys, i = 1 .. seq_len; otherwise all, or the window.
-    """
-    window = min(op.window or seq_len, seq_len)
-    if not op.causal:
-        return float(window)
-    return (window * (window + 1) / 2 + (seq_len - window) * window) / seq_len
 
 
 def _with_measurements(

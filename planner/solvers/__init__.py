@@ -1,0 +1,1 @@
+"""The search: space, bounds, inner problems and the best-first loop."""

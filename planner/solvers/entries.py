@@ -1,0 +1,167 @@
+"""Table entries of core and outer rows: the least ones over open choices, or the chosen ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodels.collectives import all_reduce_time, point_to_point_time, shard_exchange
+from hardware import Cluster
+from planner.cost import ANY_CP_KIND, FREE, Entries, Group, LayerTimes
+from planner.placement import boundary_levels, data_stride, pipeline_stride, ranks_by_level
+from planner.solvers.space import MeshRows, OuterChoices
+from planner.strategy import RankOrder
+from planner.tables import LayerTable
+
+Ints = NDArray[np.int64]
+
+ORDERS = (RankOrder.PP_OUTER, RankOrder.DP_OUTER)
+"""Rank orders by index."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterRows:
+    """Full outer rows of one pp. Each [row]."""
+
+    mesh: MeshRows
+    """The core row of each."""
+    cp_kind: Ints
+    zero_stage: Ints
+    dp_shard: Ints
+    rank_order: Ints
+
+    def __len__(self) -> int:
+        return len(self.cp_kind)
+
+    def take(self, index: Any) -> OuterRows:
+        """Some of the rows."""
+        return OuterRows(
+            mesh=self.mesh.take(index),
+            cp_kind=self.cp_kind[index],
+            zero_stage=self.zero_stage[index],
+            dp_shard=self.dp_shard[index],
+            rank_order=self.rank_order[index],
+        )
+
+
+def expand(mesh: MeshRows, choices: Sequence[OuterChoices]) -> tuple[OuterRows, Ints]:
+    """All outer rows below some core rows, and the core row (index) of each."""
+    sizes = np.asarray([len(choice) for choice in choices], dtype=np.int64)
+    parent = np.repeat(np.arange(len(mesh)), sizes)
+    columns = {
+        name: np.concatenate([getattr(choice, name) for choice in choices])
+        for name in ("cp_kind", "zero_stage", "dp_shard", "rank_order")
+    }
+    return OuterRows(mesh=mesh.take(parent), **columns), parent
+
+
+def core_entries(mesh: MeshRows, times: LayerTimes, table: LayerTable, cluster: Cluster) -> Entries:
+    """The least entries over everything below each core row: best kind of cp, states fully sharded, free groups."""
+    key = mesh.key
+    shards = mesh.dp * mesh.cp
+    boundary = table.boundary_bytes[key]
+    links = np.stack([np.asarray(point_to_point_time(boundary, level.link)) for level in cluster.levels])
+    return Entries(
+        **_gathered(times, ANY_CP_KIND, key),
+        num_microbatches=mesh.num_microbatches,
+        zero_stage=np.full(len(mesh), 3, dtype=np.int64),
+        dense_shards=shards,
+        expert_shards=np.maximum(1, shards * mesh.tp // (mesh.ep * mesh.etp)),
+        dense_shard_group=FREE,
+        dense_replica_group=FREE,
+        expert_shard_group=FREE,
+        expert_replica_group=FREE,
+        link_time=np.broadcast_to(links.min(axis=0), (max(mesh.pp, 1), len(mesh))),
+        shared_time=np.zeros(len(mesh)),
+        shared_parameters=table.shared_parameters[key],
+    )
+
+
+def outer_entries(rows: OuterRows, times: LayerTimes, table: LayerTable, cluster: Cluster, gradient_bytes: int) -> Entries:
+    """The chosen entries of outer rows."""
+    mesh, key = rows.mesh, rows.mesh.key
+    sharded = rows.zero_stage > 0
+    replicas = mesh.dp // rows.dp_shard
+    context = np.where(sharded, mesh.cp, 1)
+    expert_axis = mesh.dp * mesh.cp * mesh.tp // (mesh.ep * mesh.etp)
+    expert_shards = np.where(sharded, np.maximum(1, expert_axis // replicas), 1)
+    stride = np.where(
+        rows.rank_order == 0,
+        pipeline_stride(mesh.tp, mesh.cp, mesh.dp, ORDERS[0]),
+        pipeline_stride(mesh.tp, mesh.cp, mesh.dp, ORDERS[1]),
+    )
+    data = np.where(
+        rows.rank_order == 0,
+        data_stride(mesh.tp, mesh.cp, mesh.pp, ORDERS[0]),
+        data_stride(mesh.tp, mesh.cp, mesh.pp, ORDERS[1]),
+    )
+    expert = np.where(rows.rank_order == 0, mesh.ep * mesh.etp, mesh.ep * mesh.etp * mesh.pp)
+    links = boundary_times(table.boundary_bytes[key], stride, mesh.pp, cluster)
+    shared = table.shared_parameters[key]
+    return Entries(
+        **_gathered(times, rows.cp_kind, key),
+        num_microbatches=mesh.num_microbatches,
+        zero_stage=rows.zero_stage,
+        dense_shards=rows.dp_shard * context,
+        expert_shards=expert_shards,
+        dense_shard_group=_group([(context, mesh.tp), (rows.dp_shard, data)], cluster),
+        dense_replica_group=_group([(mesh.cp // context, mesh.tp), (replicas, data * rows.dp_shard)], cluster),
+        expert_shard_group=_group([(expert_shards, expert)], cluster),
+        expert_replica_group=_group([(expert_axis // expert_shards, expert * expert_shards)], cluster),
+        link_time=links,
+        shared_time=shared_reduction(gradient_bytes * shared, stride, mesh.pp, cluster),
+        shared_parameters=shared,
+    )
+
+
+def _gathered(times: LayerTimes, cp_kind: Any, key: Ints) -> dict[str, Any]:
+    if np.ndim(cp_kind) == 0:
+        return {
+            "forward": times.forward[cp_kind][:, key],
+            "backward": times.backward[cp_kind][:, key],
+            "recompute": times.recompute[cp_kind][:, :, key],
+            "saved": times.saved[cp_kind][:, :, key],
+            "transient": times.transient[cp_kind][:, :, key],
+            "dense_parameters": times.dense_parameters[:, key],
+            "expert_parameters": times.expert_parameters[:, key],
+        }
+    return {
+        "forward": times.forward[cp_kind, :, key].T,
+        "backward": times.backward[cp_kind, :, key].T,
+        "recompute": np.moveaxis(times.recompute[cp_kind, :, :, key], 0, -1),
+        "saved": np.moveaxis(times.saved[cp_kind, :, :, key], 0, -1),
+        "transient": np.moveaxis(times.transient[cp_kind, :, :, key], 0, -1),
+        "dense_parameters": times.dense_parameters[:, key],
+        "expert_parameters": times.expert_parameters[:, key],
+    }
+
+
+def _group(axes: Sequence[tuple[Any, Any]], cluster: Cluster) -> Group:
+    links = [level.link for level in cluster.levels]
+    return Group(algorithms=shard_exchange(ranks_by_level(axes, cluster), links))
+
+
+def boundary_times(num_bytes: Ints, stride: Ints, pp: int, cluster: Cluster) -> Any:
+    """Message time from each pipeline rank to the next, the last one to the first. [rank, row] [s]"""
+    if pp == 1:
+        return np.zeros((1, len(stride)))
+    by_level = np.stack([np.asarray(point_to_point_time(num_bytes, level.link)) for level in cluster.levels])
+    values, inverse = np.unique(stride, return_inverse=True)
+    levels = np.asarray([boundary_levels(int(value), pp, cluster) for value in values])  # [stride, rank]
+    return by_level[levels[inverse].T, np.arange(len(stride))]
+
+
+def shared_reduction(num_bytes: Ints, stride: Ints, pp: int, cluster: Cluster) -> Any:
+    """All-reduce of weights that the first and the last pipeline rank share. [row] [s]"""
+    if pp == 1 or not num_bytes.any():
+        return np.zeros(len(stride))
+    values, inverse = np.unique(stride, return_inverse=True)
+    last = np.asarray([boundary_levels(int(value), pp, cluster)[-1] for value in values])[inverse]
+    ranks = [np.where(last == level, 2, 1) for level in range(len(cluster.levels))]
+    return np.asarray(all_reduce_time(num_bytes, ranks, [level.link for level in cluster.levels]))
+
+

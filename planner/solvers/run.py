@@ -1,0 +1,332 @@
+"""``planner.search``: from model, cluster and workload to a checked plan with its proof."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from costmodels.stacks import load_stack
+from hardware import Cluster
+from planner.check import check_plan
+from planner.cost import JobCosts, compose_layers, job_costs
+from planner.graph import ModelGraph
+from planner.plan import Plan, Proof, Termination, rounded
+from planner.solvers.bounds import RecomputeChoice
+from planner.solvers.core import CoreSpace, enumerate_meshes
+from planner.solvers.estimate import estimate_strategy, usable_headroom
+from planner.solvers.explain import explain_infeasible, why_it_loses
+from planner.solvers.layouts import model_chain
+from planner.solvers.result import Alternative, Limits, Progress, ProgressCallback, SearchResult
+from planner.solvers.search import BestFirst, Found, rank_key
+from planner.solvers.space import Fixed, parse_fixed
+from planner.strategy import CpKind, RankOrder, Recompute, Strategy
+from planner.tables import CP_KINDS, build_table
+from planner.targets import Target, load_target, model_facts
+from planner.workload import Workload
+
+NUM_ALTERNATIVES = 4
+"""Next best plans that a result shows unless more are asked for."""
+
+
+class PlanCheckError(RuntimeError):
+    """A plan failed its own check: a fault of the planner, never of the input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """The resolved arguments of a search."""
+
+    model: ModelGraph
+    cluster: Cluster
+    workload: Workload
+    target: Target
+    fixed: Fixed
+    headroom: float
+    limits: Limits
+
+
+def search(
+    model: ModelGraph,
+    cluster: Cluster,
+    *,
+    workload: Workload,
+    target: str = "any",
+    objective: str = "step_time",
+    fix: Mapping[str, object] | None = None,
+    headroom: float | None = None,
+    layouts: str = "balanced",
+    limits: Limits | None = None,
+    progress: ProgressCallback | None = None,
+) -> SearchResult:
+    """Find the fastest way to train a model on a cluster, and prove it.
+
+    Parameters
+    ----------
+    model, cluster, workload
+        What is trained, where, and how.
+    target
+        Whose rules a plan must keep: a name of ``planner.targets.target_names()``.
+    objective
+        ``step_time``.
+    fix
+        Key -> allowed values, as ``{"tp": 8, "pp": "4,8", "cp": "<=2", "recompute": "none"}``.
+    headroom
+        Share of device memory left free, 0 to 1; ``None``: what the software stack needs.
+    layouts
+        ``balanced``, the family of ``planner.solvers.layouts``.
+    limits
+        When to stop, and how many plans to prove best.
+    progress
+        Called now and then with the state of the search.
+
+    Returns
+    -------
+    SearchResult
+        With the plan, or with the proof that none fits.
+
+    Raises
+    ------
+    ValueError
+        For arguments that are no input of a search, all problems in one message.
+    PlanCheckError
+        If a plan fails the independent check: nothing of it should be used.
+    """
+    job = _resolve(model, cluster, workload, target, objective, fix or {}, headroom, layouts, limits or Limits())
+    loop, costs = _loop(job, progress)
+    loop.run()
+    return _result(job, loop, costs)
+
+
+def _resolve(
+    model: ModelGraph,
+    cluster: Cluster,
+    workload: Workload,
+    target: str,
+    objective: str,
+    fix: Mapping[str, object],
+    headroom: float | None,
+    layouts: str,
+    limits: Limits,
+) -> _Job:
+    problems = []
+    values: dict[str, object] = {}
+    readers = {
+        "target": lambda: load_target(target),
+        "fixed": lambda: parse_fixed(fix),
+        "headroom": lambda: usable_headroom(workload, headroom),
+        "precision": lambda: cluster.device.peak_flops_per_s(workload.precision.value),
+    }
+    for name, read in readers.items():
+        try:
+            values[name] = read()
+        except ValueError as error:
+            problems.extend(str(error).splitlines())
+    if objective != "step_time":
+        problems.append(f"objective {objective!r:.80} is not searched yet; accepted: step_time")
+    if layouts != "balanced":
+        problems.append(f"layouts {layouts!r:.80} is not searched yet; accepted: balanced")
+    if problems:
+        raise ValueError("\n".join(problems))
+    values.pop("precision")
+    resolved = _Job(model=model, cluster=cluster, workload=workload, limits=limits, **values)  # type: ignore[arg-type]
+    _check_fixed(resolved)
+    return resolved
+
+
+def _check_fixed(job: _Job) -> None:
+    """Refuse fixed values that no candidate has, with the nearest legal one."""
+    from planner.solvers.fixed_rules import fixed_problems
+
+    problems = fixed_problems(job.fixed, job.model, job.cluster, job.workload, job.target)
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _loop(job: _Job, progress: ProgressCallback | None) -> tuple[BestFirst, JobCosts]:
+    stack = load_stack(job.workload.stack)
+    costs = job_costs(job.cluster, job.workload, stack.overlap, job.headroom)
+    facts = model_facts(job.model, job.workload)
+    meshes = enumerate_meshes(job.cluster.num_devices, facts, job.target, job.fixed)
+    table = build_table(
+        job.model, job.cluster, job.workload, stack, meshes.keys, job.fixed.sequence_parallel
+    )
+    space = CoreSpace(
+        meshes,
+        model_chain(job.model, table.layer_types),
+        facts,
+        job.target,
+        job.fixed,
+        job.cluster.num_devices,
+        table.valid,
+    )
+    recompute = RecomputeChoice(
+        kinds=job.fixed.kinds(),
+        partial="recompute" not in job.fixed.words,
+        uniform=job.target.uniform_recompute,
+    )
+    report = None if progress is None else _reporter(progress)
+    return BestFirst(space, compose_layers(table), table, costs, recompute, job.limits, report), costs
+
+
+def _reporter(progress: ProgressCallback):  # type: ignore[no-untyped-def]  # a closure handed on at once
+    def report(loop: BestFirst, improved: bool) -> None:
+        best = loop.champion
+        bound = loop.open_bound
+        progress(
+            Progress(
+                seconds=loop.seconds,
+                best=None if best is None else best.step_time,
+                lower_bound=min(bound, best.step_time) if best is not None else bound,
+                num_bounded=loop.num_bounded,
+                num_evaluated=loop.num_evaluated,
+                improved=improved,
+                degrees={} if best is None else strategy_of(best).degrees,
+            )
+        )
+
+    return report
+
+
+def strategy_of(found: Found) -> Strategy:
+    """A found candidate as a strategy."""
+    rows, mesh = found.rows, found.rows.mesh
+    dp, shard = int(mesh.dp[0]), int(rows.dp_shard[0])
+    return Strategy(
+        tp=int(mesh.tp[0]),
+        cp=int(mesh.cp[0]),
+        cp_kind=CP_KINDS[int(rows.cp_kind[0])] if mesh.cp[0] > 1 else CpKind.RING,
+        pp=found.pp,
+        vpp=found.vpp,
+        ep=int(mesh.ep[0]),
+        etp=int(mesh.etp[0]),
+        dp_shard=shard,
+        dp_replicate=dp // shard,
+        zero_stage=int(rows.zero_stage[0]),
+        microbatch_size=int(mesh.microbatch_size[0]),
+        num_microbatches=int(mesh.num_microbatches[0]),
+        sequence_parallel=found.sequence_parallel,
+        rank_order=list(RankOrder)[int(rows.rank_order[0])],
+        recompute=list(Recompute)[int(found.recompute)],
+        recompute_layers=found.recompute_layers,
+        layers_per_stage=found.layers_per_stage,
+    )
+
+
+def _result(job: _Job, loop: BestFirst, costs: JobCosts) -> SearchResult:
+    best = loop.champion
+    proof = _proof(job, loop, best)
+    plan = None if best is None else _plan(job, best, proof)
+    others = sorted((found for found in loop.best.values() if found is not best), key=lambda found: found.order)
+    shown = max(NUM_ALTERNATIVES, job.limits.top - 1)
+    near = _near(job, loop, best) if best is not None else []
+    alternatives = []
+    for found in [*others[:shown], *[item for item in near if item not in others[:shown]]]:
+        assert plan is not None
+        other = _plan(job, found, None)
+        alternatives.append(
+            Alternative(
+                plan=other,
+                ratio=rounded(found.step_time / best.step_time) if best else math.nan,
+                reason=why_it_loses(plan.prediction, other.prediction),
+            )
+        )
+    infeasibility = None
+    if proof.termination is Termination.INFEASIBLE:
+        infeasibility = explain_infeasible(job.model, job.cluster, costs, loop)
+    return SearchResult(
+        plan=plan,
+        proof=proof,
+        alternatives=tuple(alternatives),
+        infeasibility=infeasibility,
+        interrupted=loop.interrupted,
+        search_time=loop.seconds,
+    )
+
+
+def _near(job: _Job, loop: BestFirst, best: Found) -> list[Found]:
+    """Candidates within the asked share of the best, each mesh once."""
+    if not job.limits.within:
+        return []
+    limit = best.step_time * (1 + job.limits.within)
+    return sorted(
+        (found for found in loop.best.values() if found is not best and found.step_time <= limit),
+        key=lambda found: found.order,
+    )
+
+
+def _proof(job: _Job, loop: BestFirst, best: Found | None) -> Proof:
+    open_bound = loop.open_bound
+    bound: float | None
+    if loop.stopped:
+        termination = Termination.FEASIBLE if best else Termination.NO_PLAN_FOUND
+        bound = min(open_bound, best.step_time) if best else open_bound
+        bound = bound if math.isfinite(bound) else None
+    elif best is None:
+        termination, bound = Termination.INFEASIBLE, None
+    else:
+        termination, bound = Termination.OPTIMAL, best.step_time
+    if best is not None and bound is not None and rank_key(bound) >= rank_key(best.step_time):
+        termination, bound = Termination.OPTIMAL, best.step_time
+    gap = None if best is None or bound is None else (best.step_time - bound) / best.step_time
+    return Proof(
+        termination=termination,
+        lower_bound=bound,
+        gap=gap,
+        scope=_scope(job),
+        space_size=loop.space.space_size,
+        num_bounded=loop.num_bounded,
+        num_evaluated=loop.num_evaluated,
+        frontier=loop.frontier.subtrees(),
+        reproducible=not (loop.stopped and (job.limits.time_limit is not None or loop.interrupted)),
+    )
+
+
+def _scope(job: _Job) -> str:
+    fixed = job.fixed.describe()
+    parts = [
+        f"within the cost model, for target {job.target.name}",
+        "balanced layouts (ends q-3..q+1 layers, stages between them equal to within one)",
+        "schedules 1f1b and interleaved-1f1b",
+        "rank orders tp-cp-ep-dp-pp and tp-cp-ep-pp-dp",
+        "one kind of recomputation, "
+        + ("one number of layers for all stages" if job.target.uniform_recompute else "a number of layers per rank"),
+    ]
+    if fixed:
+        parts.append(f"fixed {fixed}")
+    return "; ".join(parts)
+
+
+def _plan(job: _Job, found: Found, proof: Proof | None) -> Plan:
+    strategy = strategy_of(found)
+    estimate = estimate_strategy(job.model, job.cluster, job.workload, strategy, job.headroom)
+    plan = Plan(
+        model=job.model,
+        cluster=job.cluster,
+        workload=job.workload,
+        target=job.target.name,
+        headroom=job.headroom,
+        strategy=strategy,
+        prediction=estimate.prediction,
+        proof=proof,
+        provenance=provenance(job.cluster, job.workload, estimate.sources),
+    )
+    problems = check_plan(plan)
+    if rank_key(estimate.prediction.step_time) != rank_key(found.step_time):
+        problems = [*problems, f"the search found {found.step_time} s, the estimate says {estimate.prediction.step_time} s"]
+    if problems:
+        raise PlanCheckError("\n".join(problems))
+    return plan
+
+
+def provenance(cluster: Cluster, workload: Workload, sources: tuple[str, ...]) -> dict[str, str]:
+    """Where the figures of a plan come from, and the weakest kind among them."""
+    ranks = ("measured", "fitted", "datasheet", "default")
+    kinds = [*sources, "datasheet", "default"]
+    return {
+        "compute": ", ".join(sources),
+        "device": f"datasheet and fits of {cluster.device.name} in the hardware catalog or cluster file",
+        "network": "payload bandwidth and latency of the cluster's links",
+        "software": f"stack {workload.stack}: defaults, see costmodels/stacks.yaml",
+        "weakest": max(kinds, key=ranks.index),
+    }

@@ -1,0 +1,451 @@
+"""Best first: a queue pops the least bound and refines it, until the next bound is no better than the best plan.
+
+Three kinds of items share one order: core rows (B0), outer rows (B1) and complete candidates (B2: paths, then the
+simulator). Pruned parts are only counted, with the least bound among them: together they are the proof.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost import JobCosts, LayerTimes
+from planner.plan import Subtree, rounded
+from planner.solvers.bounds import RecomputeChoice, bound_rows
+from planner.solvers.core import CoreGroup, CoreSpace, bound_core, outer_candidate
+from planner.solvers.entries import OuterRows, expand, outer_entries
+from planner.solvers.inner import InnerProblem, StagePlans, chain_bounds, solve_pairs
+from planner.solvers.result import Limits
+from planner.solvers.shapes import in_flight
+from planner.solvers.space import outer_choices
+from planner.solvers.timeline import PathPool, durations_of, simulate_step
+from planner.tables import Kind, LayerTable
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+FIRST_BLOCK, LARGEST_BLOCK = 32, 4096
+"""Core rows expanded at once: few while there is no plan, more later."""
+OUTER_BATCH = 64
+"""Outer rows whose inner problem is solved at once."""
+KEY_DIGITS = 9
+"""Step times are compared after rounding to so many significant digits."""
+
+
+def rank_key(seconds: float) -> float:
+    """A step time as it is compared."""
+    return float(f"{seconds:.{KEY_DIGITS}g}") if math.isfinite(seconds) else seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A complete candidate with its exact step time."""
+
+    step_time: float
+    """[s]"""
+    pp: int
+    vpp: int
+    rows: OuterRows
+    """One row: the outer choices."""
+    layers_per_stage: tuple[int, ...]
+    recompute: Kind
+    recompute_layers: tuple[int, ...]
+    sequence_parallel: bool
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Ranking key, then the written order of ties: smaller degrees and simpler choices first."""
+        mesh = self.rows.mesh
+        return (
+            rank_key(self.step_time),
+            self.pp,
+            int(mesh.tp[0]),
+            int(mesh.cp[0]),
+            int(mesh.ep[0]),
+            int(mesh.etp[0]),
+            self.vpp,
+            int(self.rows.zero_stage[0]),
+            int(self.rows.dp_shard[0]),
+            -int(mesh.microbatch_size[0]),
+            int(self.rows.cp_kind[0]),
+            int(self.rows.rank_order[0]),
+            int(self.recompute),
+            self.recompute_layers,
+            self.layers_per_stage,
+        )
+
+    @property
+    def mesh_key(self) -> tuple[int, ...]:
+        """What makes plans distinct: the mesh."""
+        mesh = self.rows.mesh
+        return (int(mesh.tp[0]), self.pp, int(mesh.cp[0]), int(mesh.ep[0]), int(mesh.etp[0]))
+
+
+@dataclass(slots=True)
+class Frontier:
+    """Closed parts of the space: how many outer rows, and the least bound among them."""
+
+    sizes: Counter[str] = field(default_factory=Counter)
+    bounds: dict[str, float] = field(default_factory=dict)
+
+    def close(self, name: str, size: int, lower_bound: float | None = None) -> None:
+        """Count a closed part."""
+        if size == 0:
+            return
+        self.sizes[name] += size
+        if lower_bound is not None:
+            self.bounds[name] = min(lower_bound, self.bounds.get(name, math.inf))
+
+    def subtrees(self) -> tuple[Subtree, ...]:
+        """The parts in the order of their names."""
+        return tuple(
+            Subtree(name=name, size=self.sizes[name], lower_bound=_rounded(self.bounds.get(name)))
+            for name in sorted(self.sizes)
+        )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else rounded(value)
+
+
+@dataclass(slots=True, kw_only=True)
+class OuterBatch:
+    """Outer rows of one (pp, vpp, microbatches) that wait for their inner problem, the least bound first."""
+
+    pp: int
+    vpp: int
+    num_microbatches: int
+    rows: OuterRows
+    bounds: Floats
+
+
+@dataclass(slots=True, kw_only=True)
+class Candidates:
+    """Complete candidates of one shape that wait for the simulator, the least bound first."""
+
+    shape: tuple[int, int, int]
+    """(pp, vpp, microbatches)."""
+    plans: StagePlans
+    rows: OuterRows
+    """Outer rows that ``plans.row`` points into."""
+    bounds: Floats
+    """[candidate] [s]"""
+
+
+class BestFirst:
+    """The loop and its state."""
+
+    def __init__(
+        self,
+        space: CoreSpace,
+        times: LayerTimes,
+        table: LayerTable,
+        job: JobCosts,
+        recompute: RecomputeChoice,
+        limits: Limits,
+        report: Callable[[BestFirst, bool], None] | None = None,
+    ) -> None:
+        self.space, self.times, self.table, self.job = space, times, table, job
+        self.recompute, self.limits, self.report = recompute, limits, report
+        self.frontier = Frontier()
+        self.num_bounded = self.num_evaluated = 0
+        self.best: dict[tuple[int, ...], Found] = {}
+        self.near: list[Found] = []
+        self.least_need = math.inf
+        self.stopped = False
+        self.interrupted = False
+        self._began = time.monotonic()
+        self._counter = itertools.count()
+        self._outer: list[tuple[float, int, OuterBatch]] = []
+        self._candidates: list[tuple[float, int, Candidates]] = []
+        self._pools: dict[tuple[int, int, int], PathPool] = {}
+        self._in_flight: dict[tuple[int, int, int], list[Ints]] = {}
+        self._core: list[CoreGroup] = []
+        self._core_bounds: Floats = np.zeros(0)
+        self._core_group: Ints = np.zeros(0, dtype=np.int64)
+        self._core_row: Ints = np.zeros(0, dtype=np.int64)
+        self._next_core = 0
+
+    # What is known so far
+
+    @property
+    def champion(self) -> Found | None:
+        """The best candidate so far."""
+        return min(self.best.values(), key=lambda found: found.order, default=None)
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time since the start [s]."""
+        return time.monotonic() - self._began
+
+    @property
+    def threshold(self) -> float:
+        """Parts whose bound is not below it cannot change the answer [s]."""
+        ordered = sorted(found.step_time for found in self.best.values())
+        if len(ordered) < self.limits.top:
+            return math.inf
+        kth = rank_key(ordered[self.limits.top - 1])
+        return max(kth, ordered[0] * (1 + self.limits.within)) if self.limits.within else kth
+
+    @property
+    def open_bound(self) -> float:
+        """The least bound of anything still open [s]."""
+        bounds = [self._next_core_bound()]
+        bounds += [self._outer[0][0]] if self._outer else []
+        bounds += [self._candidates[0][0]] if self._candidates else []
+        return min(bounds)
+
+    def closed(self, bound: float) -> bool:
+        """Whether a bound is no better than what is known."""
+        return rank_key(bound) >= self.threshold
+
+    # The loop
+
+    def run(self) -> None:
+        """Search until the proof is complete or a limit is reached."""
+        try:
+            self._bound_cores()
+            while not self._finished():
+                self._step()
+        except KeyboardInterrupt:
+            self.stopped = self.interrupted = True
+        self._close_rest()
+
+    def _finished(self) -> bool:
+        if self.closed(self.open_bound):
+            return True
+        out_of_time = self.limits.time_limit is not None and self.seconds >= self.limits.time_limit
+        out_of_work = (
+            self.limits.max_work is not None and self.num_bounded + self.num_evaluated >= self.limits.max_work
+        )
+        self.stopped = out_of_time or out_of_work
+        return self.stopped
+
+    def _step(self) -> None:
+        core, outer = self._next_core_bound(), self._outer[0][0] if self._outer else math.inf
+        candidate = self._candidates[0][0] if self._candidates else math.inf
+        dive = not self.best and math.isfinite(min(outer, candidate))
+        if candidate <= min(core, outer) or (dive and math.isfinite(candidate)):
+            self._evaluate(heapq.heappop(self._candidates)[2])
+        elif outer <= core or dive:
+            self._solve_outer()
+        else:
+            self._expand_cores()
+        if self.report:
+            self.report(self, False)
+
+    # B0
+
+    def _bound_cores(self) -> None:
+        bounds, groups, index = [], [], []
+        for group in self.space.groups():
+            low, memory = bound_core(group, self.times, self.table, self.job, self.recompute)
+            self.num_bounded += len(low)
+            self.least_need = min(self.least_need, float(memory.min()))
+            fits = np.isfinite(low)
+            self.frontier.close("memory (B0)", int(group.rows.num_outer[~fits].sum()))
+            kept = np.nonzero(fits)[0]
+            bounds.append(low[kept])
+            index.append(kept)
+            groups.append(np.full(len(kept), len(self._core), dtype=np.int64))
+            self._core.append(group)
+            if self.report:
+                self.report(self, False)
+        for name, size in self.space.cut.items():
+            self.frontier.close(name, size)
+        if bounds:
+            joined = np.concatenate(bounds)
+            order = np.argsort(joined, kind="stable")
+            self._core_bounds = joined[order]
+            self._core_group = np.concatenate(groups)[order]
+            self._core_row = np.concatenate(index)[order]
+
+    def _next_core_bound(self) -> float:
+        return float(self._core_bounds[self._next_core]) if self._next_core < len(self._core_bounds) else math.inf
+
+    # B1
+
+    def _expand_cores(self) -> None:
+        """Expand the next core rows: as many as lie below the threshold, up to a block."""
+        block = FIRST_BLOCK if not self.best else LARGEST_BLOCK
+        stop = min(self._next_core + block, len(self._core_bounds))
+        if math.isfinite(self.threshold):
+            stop = min(stop, int(np.searchsorted(self._core_bounds, self.threshold, side="left")))
+            stop = max(stop, self._next_core + 1)
+        chosen = slice(self._next_core, stop)
+        self._next_core = stop
+        groups, rows = self._core_group[chosen], self._core_row[chosen]
+        for number in np.unique(groups):
+            self._expand_group(self._core[number], rows[groups == number])
+
+    def _expand_group(self, group: CoreGroup, index: Ints) -> None:
+        mesh = group.rows.take(index)
+        fixed = self.space.fixed
+        choices = [
+            outer_choices(int(dp), int(cp), group.pp, fixed) for dp, cp in zip(mesh.dp, mesh.cp, strict=True)
+        ]
+        rows, _ = expand(mesh, choices)
+        rows = self._keep_rules(rows, group.vpp)
+        if not len(rows):
+            return
+        entries = outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes)
+        bound = bound_rows(entries, group.shape, self.job, self.recompute)
+        self.num_bounded += len(rows)
+        self.least_need = min(self.least_need, float(bound.memory.min()))
+        fits = np.isfinite(bound.time)
+        self.frontier.close("memory (B1)", int((~fits).sum()))
+        worse = fits & (bound.time >= self.threshold)
+        if worse.any():
+            self.frontier.close("bound (B1)", int(worse.sum()), float(bound.time[worse].min()))
+        kept = np.nonzero(fits & ~worse)[0]
+        counts = rows.mesh.num_microbatches[kept]
+        for value in np.unique(counts):
+            here = kept[counts == value]
+            here = here[np.argsort(bound.time[here], kind="stable")]
+            self._push_outer(group, int(value), rows.take(here), bound.time[here])
+
+    def _push_outer(self, group: CoreGroup, num_microbatches: int, rows: OuterRows, bounds: Floats) -> None:
+        batch = OuterBatch(pp=group.pp, vpp=group.vpp, num_microbatches=num_microbatches, rows=rows, bounds=bounds)
+        heapq.heappush(self._outer, (float(bounds[0]), next(self._counter), batch))
+
+    def _keep_rules(self, rows: OuterRows, vpp: int) -> OuterRows:
+        candidate = outer_candidate(rows, vpp, self.space.num_devices, self.space.fixed.sequence_parallel)
+        keep = np.ones(len(rows), dtype=bool)
+        for code, holds in self.space.target.masks(candidate, self.space.facts, "outer"):
+            failed = keep & ~holds
+            self.frontier.close(f"rule {code}", int(failed.sum()))
+            keep &= holds
+        return rows.take(keep)
+
+    # B2
+
+    def _solve_outer(self) -> None:
+        """Solve the inner problem of the next outer rows of one shape."""
+        _, _, batch = heapq.heappop(self._outer)
+        size = min(OUTER_BATCH, max(1, 200_000 // (batch.pp * batch.vpp * 32)), len(batch.rows))
+        if not self.best:
+            size = min(size, 4)
+        if math.isfinite(self.threshold):
+            open_rows = int(np.searchsorted(batch.bounds, self.threshold, side="left"))
+            if open_rows == 0:
+                self.frontier.close("bound (B1)", len(batch.rows), float(batch.bounds[0]))
+                return
+            size = min(size, open_rows)
+        if size < len(batch.rows):
+            rest = OuterBatch(
+                pp=batch.pp,
+                vpp=batch.vpp,
+                num_microbatches=batch.num_microbatches,
+                rows=batch.rows.take(slice(size, None)),
+                bounds=batch.bounds[size:],
+            )
+            heapq.heappush(self._outer, (float(rest.bounds[0]), next(self._counter), rest))
+        rows = batch.rows.take(slice(0, size))
+        self._solve_inner(batch, rows, batch.bounds[:size])
+
+    def _solve_inner(self, batch: OuterBatch, rows: OuterRows, bounds: Floats) -> None:
+        shape = (batch.pp, batch.vpp, batch.num_microbatches)
+        layouts = self.space.layouts(batch.pp, batch.vpp)
+        assert layouts is not None
+        if shape not in self._in_flight:
+            self._in_flight[shape] = in_flight(*shape)
+        entries = outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes)
+        row, layout = (part.ravel() for part in np.indices((len(rows), layouts.num_layouts)))
+        problem = InnerProblem(entries, layouts, self._in_flight[shape], self.job, row, layout)
+        without = problem.plans(Kind.NONE, problem.no_layers())
+        low = np.maximum(self._path_bounds(without, shape), bounds[row])
+        closed = low >= self.threshold
+        least = np.full(len(rows), math.inf)  # of the row's closed candidates
+        np.minimum.at(least, row[closed], low[closed])
+        solved = solve_pairs(problem.take(~closed), self.recompute)
+        plans = solved.plans
+        self.num_bounded += len(row) + len(plans)
+        self.least_need = min(self.least_need, solved.least_need)
+        low = np.maximum(self._path_bounds(plans, shape), bounds[plans.row])
+        np.minimum.at(least, plans.row, low)
+        fits = np.isfinite(least)
+        self.frontier.close("memory (B2)", int((~fits).sum()))
+        self.frontier.close("solved (B2)", int(fits.sum()), float(least[fits].min()) if fits.any() else None)
+        order = np.argsort(low, kind="stable")
+        order = order[low[order] < self.threshold]
+        if len(order):
+            queue = Candidates(shape=shape, plans=plans.take(order), rows=rows, bounds=low[order])
+            self._evaluate(queue)  # at once: a good plan early closes much of the rest
+
+    def _path_bounds(self, plans: StagePlans, shape: tuple[int, int, int]) -> Floats:
+        pp, vpp, num_microbatches = shape
+        low = chain_bounds(plans, num_microbatches, pp, vpp, self.job)
+        return np.maximum(low, self._pools[shape].bounds(plans, self.job)) if shape in self._pools else low
+
+    def _evaluate(self, queue: Candidates) -> None:
+        """Simulate the first candidate of a queue, tighten the bounds of the others by its critical path."""
+        pp, vpp, num_microbatches = queue.shape
+        pool = self._pools.setdefault(queue.shape, PathPool(pp))
+        bounds = np.maximum(queue.bounds, pool.bounds(queue.plans, self.job))
+        first = int(np.argmin(bounds))
+        if not self.closed(bounds[first]):
+            durations = durations_of(queue.plans, first, pp, self.job)
+            step = simulate_step(durations, pp, vpp, num_microbatches)
+            self.num_evaluated += 1
+            if pool.add(step):
+                bounds = np.maximum(bounds, pool.bounds(queue.plans, self.job))
+            self._remember(_found(step.time, queue, first, self.space))
+            bounds[first] = math.inf
+        left = np.nonzero(bounds < self.threshold)[0]
+        if len(left):
+            order = left[np.argsort(bounds[left], kind="stable")]
+            rest = Candidates(
+                shape=queue.shape, plans=queue.plans.take(order), rows=queue.rows, bounds=bounds[order]
+            )
+            heapq.heappush(self._candidates, (float(bounds[order[0]]), next(self._counter), rest))
+
+    def _remember(self, found: Found) -> None:
+        before = self.champion
+        known = self.best.get(found.mesh_key)
+        if known is None or found.order < known.order:
+            self.best[found.mesh_key] = found
+        if self.limits.within:
+            self.near.append(found)
+        if self.report and (before is None or found.order < before.order):
+            self.report(self, True)
+
+    # The end
+
+    def _close_rest(self) -> None:
+        """Count what is still open: closed by its bound, or left open by a limit."""
+        state = "open" if self.stopped else "bound"
+        rest = slice(self._next_core, None)
+        groups, rows = self._core_group[rest], self._core_row[rest]
+        for number in np.unique(groups):
+            sizes = self._core[number].rows.num_outer[rows[groups == number]]
+            self.frontier.close(f"{state} (B0)", int(sizes.sum()), float(self._core_bounds[rest][groups == number].min()))
+        for low, _, batch in self._outer:
+            self.frontier.close(f"{state} (B1)", len(batch.rows), low)
+
+
+def _found(seconds: float, queue: Candidates, index: int, space: CoreSpace) -> Found:
+    pp, vpp, _ = queue.shape
+    layouts = space.layouts(pp, vpp)
+    assert layouts is not None
+    plans = queue.plans
+    row = int(plans.row[index])
+    recompute_layers = tuple(int(count) for count in plans.recompute_layers[:, index])
+    return Found(
+        step_time=seconds,
+        pp=pp,
+        vpp=vpp,
+        rows=queue.rows.take(slice(row, row + 1)),
+        layers_per_stage=tuple(int(count) for count in layouts.layers[plans.layout[index]]),
+        recompute=Kind(int(plans.kind[index])) if any(recompute_layers) else Kind.NONE,
+        recompute_layers=recompute_layers,
+        sequence_parallel=space.fixed.sequence_parallel,
+    )
