@@ -16,9 +16,7 @@ Number: TypeAlias = Any
 """A float or a numpy array of floats."""
 
 
-def kernel_time(
-    flops: Number, num_bytes: Number, device: Device, engine: Engine, precision: str
-) -> Number:
+def kernel_time(flops: Number, num_bytes: Number, device: Device, engine: Engine, precision: str) -> Number:
     """Time of one kernel [s].
 
     Parameters

@@ -23,7 +23,7 @@ from costmodels.collectives import Affine, affine_time
 from costmodels.compute import optimizer_time
 from costmodels.memory import StateBytes, state_bytes
 from hardware import Cluster
-from planner.tables import CP_KINDS, Floats, Ints, Kind, LayerTable
+from planner.tables import CP_KINDS, Floats, Ints, LayerTable
 from planner.workload import Workload
 
 Number: TypeAlias = Any
@@ -300,5 +300,3 @@ def gathered_bytes(dense_layer: Number, expert_layer: Number, entries: Entries, 
     layer = dense_layer + expert_layer
     zero = entries.zero_stage
     return ((zero >= 3) * 2 * job.weight_bytes + (zero >= 2) * job.gradient_bytes) * layer
-
-

@@ -42,7 +42,5 @@ def forward_flops(layer: Layer, seq_len: int) -> float:
 
 def model_flops(model: ModelGraph, seq_len: int) -> float:
     """FLOPs of forward and backward for one sequence through the whole model."""
-    forward = sum(
-        block.count * forward_flops(model.layer_types[block.layer_type], seq_len) for block in model.blocks
-    )
+    forward = sum(block.count * forward_flops(model.layer_types[block.layer_type], seq_len) for block in model.blocks)
     return (1 + BACKWARD_OVER_FORWARD) * forward

@@ -256,9 +256,7 @@ def edge_layers(model: ModelGraph) -> tuple[int, int]:
     return int(has_embedding), int(has_head and model.num_layers > 1 + int(has_embedding))
 
 
-def stage_contents(
-    model: ModelGraph, layers_per_stage: tuple[int, ...]
-) -> list[tuple[int, list[tuple[str, int]]]]:
+def stage_contents(model: ModelGraph, layers_per_stage: tuple[int, ...]) -> list[tuple[int, list[tuple[str, int]]]]:
     """(index of the first layer, runs of (layer type, count)) of each virtual stage, embedding and head included."""
     sequence = layer_sequence(model)
     leading, trailing = edge_layers(model)
@@ -334,5 +332,3 @@ def proof_from_json(values: Mapping[str, object]) -> Proof:
     known["termination"] = Termination(str(known["termination"]))
     known["frontier"] = tuple(Subtree(**row) for row in known["frontier"])  # type: ignore[attr-defined]
     return Proof(**known)  # type: ignore[arg-type]
-
-

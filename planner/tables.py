@@ -432,7 +432,9 @@ class _LayerCoster:
         """The value for every key as int64; a ValueError where it could have wrapped around."""
         array = np.asarray(value) + np.zeros(len(self.zero), dtype=np.int64)
         if array.dtype != np.int64 or (array.size and (array.min() < 0 or array.max() > EXACT_BYTES)):
-            raise ValueError(f"layer {self.layer.name}: more than {EXACT_BYTES:.1e} bytes on one rank; sizes are too large")
+            raise ValueError(
+                f"layer {self.layer.name}: more than {EXACT_BYTES:.1e} bytes on one rank; sizes are too large"
+            )
         return array
 
 

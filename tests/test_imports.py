@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("hardware", "costmodels", "planner")
 
-DATA = ("graph", "workload", "strategy", "schedule", "plan", "sharding", "placement")
+DATA = ("graph", "workload", "strategy", "schedule", "plan", "sharding", "placement", "flops")
 
 # Layer: its modules (with all below them), and the layers that it may import besides itself.
 # `planner` itself is the lazy list of public names; see test_public_names_are_loaded_lazily.
@@ -30,11 +30,11 @@ LAYERS: dict[str, tuple[tuple[str, ...], str]] = {
     "costmodels": (("costmodels",), "hardware"),
     "data": (tuple(f"planner.{name}" for name in DATA), "hardware"),
     "targets": (("planner.targets",), "hardware data"),
-    "readers": (("planner.readers",), "hardware data"),
+    "readers": (("planner.readers", "planner.plan_file"), "hardware data"),
     "check": (("planner.check",), "hardware costmodels data targets"),
     "tables": (("planner.tables",), "hardware costmodels data targets"),
     "cost": (("planner.cost",), "hardware costmodels data targets tables"),
-    "simulator": (("planner.simulator",), "hardware costmodels data targets tables cost"),
+    "simulator": (("planner.order", "planner.simulator", "planner.simulator_paths"), "hardware costmodels data targets tables cost"),
     "solvers": (("planner.solvers",), "hardware costmodels data targets check tables cost simulator"),
     "export": (("planner.export",), "hardware data targets"),
     "runtime": (("planner.runtime",), "hardware data targets"),

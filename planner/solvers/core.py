@@ -1,4 +1,4 @@
-"""Core rows of the space: enumerated, held against the target's core rules, and bounded by B0 in chunks."""
+"""Meshes and core rows of the space: enumerated, held against the target's core rules, and bounded by B0 in chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.cost import JobCosts, LayerTimes
 from planner.solvers.bounds import RecomputeChoice, bound_rows
 from planner.solvers.entries import core_entries
 from planner.solvers.layouts import Chain, Layouts, balanced_layouts
-from planner.solvers.shapes import Shape, capped_microbatches, make_shape
+from planner.solvers.shapes import Shape, capped_microbatches, least_shape, make_shape
 from planner.solvers.space import Fixed, MeshRows, collect_keys, count_outer, divisors, mesh_rows
 from planner.tables import Keys, LayerTable
 from planner.targets import Candidate, ModelFacts, Target
@@ -89,6 +89,25 @@ def _hold(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeshGroup:
+    """Meshes of one pp that share shape facts; vpp is open."""
+
+    pp: int
+    vpps: tuple[int, ...]
+    """Numbers of virtual stages per rank that the layers and the user allow."""
+    microbatches: int
+    """Number of microbatches as far as the shape depends on it."""
+    shape: Shape
+    """The least facts over all vpp."""
+    rows: MeshRows
+
+    @property
+    def sizes(self) -> Ints:
+        """Outer rows below each mesh. [row]"""
+        return self.rows.num_outer * len(self.vpps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreGroup:
     """Core rows of one (pp, vpp) that share shape facts."""
 
@@ -99,7 +118,7 @@ class CoreGroup:
 
 
 class CoreSpace:
-    """Core rows group by group, with the counts of what rules cut."""
+    """Meshes and the core rows below them, with the counts of what rules cut."""
 
     def __init__(
         self,
@@ -116,46 +135,53 @@ class CoreSpace:
         self.cut: Counter[str] = Counter()
         self.space_size = 0
         self._layouts: dict[tuple[int, int], Layouts | None] = {}
+        self._shapes: dict[tuple[int, int, int], Shape | None] = {}
 
-    def groups(self) -> Iterator[CoreGroup]:
-        """Every group once, in order of pp and vpp; counts grow as it goes."""
+    def mesh_groups(self) -> Iterator[MeshGroup]:
+        """Every mesh once, in order of pp; counts of what is cut grow as it goes."""
         for pp, rows in self.meshes.by_pp.items():
-            for vpp in self._vpps(pp):
-                size = int(rows.num_outer.sum())
-                rejected = self.meshes.rejected[pp]
-                self.space_size += size + sum(rejected.values())
-                self.cut.update({f"rule {code}": count for code, count in rejected.items()})
-                kept = self._legal(rows, vpp)
-                layouts = self.layouts(pp, vpp)
-                if layouts is None:
-                    self._count("rule layouts", kept.num_outer)
-                    continue
-                if len(kept):
-                    yield from self._by_shape(pp, vpp, layouts, kept)
+            vpps = self._vpps(pp)
+            rejected = self.meshes.rejected[pp]
+            self.space_size += len(vpps) * (int(rows.num_outer.sum()) + sum(rejected.values()))
+            self.cut.update({f"rule {code}": len(vpps) * count for code, count in rejected.items()})
+            known = self.valid[rows.key]
+            self.cut["not measured"] += len(vpps) * int(rows.num_outer[~known].sum())
+            rows = rows.take(known)
+            capped = capped_microbatches(rows.num_microbatches, pp)
+            for value in np.unique(capped):
+                shapes = [shape for vpp in vpps if (shape := self.shape(pp, vpp, int(value)))]
+                here = rows.take(capped == value)
+                if shapes:
+                    yield MeshGroup(pp=pp, vpps=vpps, microbatches=int(value), shape=least_shape(shapes), rows=here)
+                else:
+                    self.cut["rule layouts"] += len(vpps) * int(here.num_outer.sum())
 
-    def _vpps(self, pp: int) -> list[int]:
+    def _vpps(self, pp: int) -> tuple[int, ...]:
         schedules = self.fixed.words.get("schedule", ("1f1b", "interleaved-1f1b"))
-        return [
+        return tuple(
             vpp
             for vpp in range(1, self.meshes.max_vpp[pp] + 1)
             if self.fixed.allows("vpp", vpp) and ("interleaved-1f1b" if vpp > 1 else "1f1b") in schedules
-        ]
+        )
 
-    def _legal(self, rows: MeshRows, vpp: int) -> MeshRows:
-        """Rows that have measured or analytic costs and keep the core rules for a number of virtual stages."""
-        known = self.valid[rows.key]
-        self._count("not measured", rows.num_outer[~known])
-        rows = rows.take(known)
-        if vpp == 1 or not len(rows):
-            return rows
+    def core_groups(self, group: MeshGroup, index: Ints) -> Iterator[tuple[CoreGroup | None, Counter[str]]]:
+        """Core rows below some meshes of a group, one vpp at a time, and outer rows that rules cut there."""
+        meshes = group.rows.take(index)
+        for vpp in group.vpps:
+            shape = self.shape(group.pp, vpp, group.microbatches)
+            if shape is None:
+                yield None, Counter({"rule layouts": int(meshes.num_outer.sum())})
+                continue
+            rows, cut = self._legal(meshes, vpp)
+            yield (CoreGroup(pp=group.pp, vpp=vpp, shape=shape, rows=rows) if len(rows) else None), cut
+
+    def _legal(self, rows: MeshRows, vpp: int) -> tuple[MeshRows, Counter[str]]:
+        """Meshes that keep the core rules for a number of virtual stages, and what the rules cut."""
+        if vpp == 1:
+            return rows, Counter()
         columns = {name: getattr(rows, name) for name in MeshRows.__slots__ if name != "pp"}
         keep, cut = _hold(columns, rows.pp, vpp, self.num_devices, self.facts, self.target, self.fixed)
-        self.cut.update({f"rule {code}": count for code, count in cut.items()})
-        return rows.take(keep)
-
-    def _count(self, name: str, num_outer: Ints) -> None:
-        if num_outer.size:
-            self.cut[name] += int(num_outer.sum())
+        return rows.take(keep), Counter({f"rule {code}": count for code, count in cut.items()})
 
     def layouts(self, pp: int, vpp: int) -> Layouts | None:
         """The family of layouts of a (pp, vpp)."""
@@ -163,23 +189,23 @@ class CoreSpace:
             self._layouts[pp, vpp] = balanced_layouts(self.chain, pp, vpp, self.target.allow_empty_end_stages)
         return self._layouts[pp, vpp]
 
-    def _by_shape(self, pp: int, vpp: int, layouts: Layouts, rows: MeshRows) -> Iterator[CoreGroup]:
-        capped = capped_microbatches(rows.num_microbatches, pp)
-        for value in np.unique(capped):
-            yield CoreGroup(
-                pp=pp, vpp=vpp, shape=make_shape(layouts, int(value)), rows=rows.take(capped == value)
-            )
+    def shape(self, pp: int, vpp: int, microbatches: int) -> Shape | None:
+        """The shape facts of a (pp, vpp); ``None`` where no layout exists."""
+        key = (pp, vpp, microbatches)
+        if key not in self._shapes:
+            layouts = self.layouts(pp, vpp)
+            self._shapes[key] = None if layouts is None else make_shape(layouts, microbatches)
+        return self._shapes[key]
 
 
-def bound_core(
-    group: CoreGroup, times: LayerTimes, table: LayerTable, job: JobCosts, recompute: RecomputeChoice
+def bound_meshes(
+    rows: MeshRows, shape: Shape, times: LayerTimes, table: LayerTable, job: JobCosts, recompute: RecomputeChoice
 ) -> tuple[Floats, Floats]:
-    """B0 of a group's rows, chunk by chunk: lower bounds of time [s] and memory [bytes]. Each [row]"""
+    """B0 of meshes or core rows, chunk by chunk: lower bounds of time [s] and memory [bytes]. Each [row]"""
     times_parts, memory_parts = [], []
-    for start in range(0, len(group.rows), CHUNK):
-        chunk = group.rows.take(slice(start, start + CHUNK))
-        entries = core_entries(chunk, times, table, job.cluster)
-        bound = bound_rows(entries, group.shape, job, recompute)
+    for start in range(0, len(rows), CHUNK):
+        chunk = rows.take(slice(start, start + CHUNK))
+        bound = bound_rows(core_entries(chunk, times, table, job.cluster), shape, job, recompute)
         times_parts.append(bound.time)
         memory_parts.append(bound.memory)
     return np.concatenate(times_parts), np.concatenate(memory_parts)

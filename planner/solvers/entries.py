@@ -81,7 +81,9 @@ def core_entries(mesh: MeshRows, times: LayerTimes, table: LayerTable, cluster: 
     )
 
 
-def outer_entries(rows: OuterRows, times: LayerTimes, table: LayerTable, cluster: Cluster, gradient_bytes: int) -> Entries:
+def outer_entries(
+    rows: OuterRows, times: LayerTimes, table: LayerTable, cluster: Cluster, gradient_bytes: int
+) -> Entries:
     """The chosen entries of outer rows."""
     mesh, key = rows.mesh, rows.mesh.key
     sharded = rows.zero_stage > 0
@@ -163,5 +165,3 @@ def shared_reduction(num_bytes: Ints, stride: Ints, pp: int, cluster: Cluster) -
     last = np.asarray([boundary_levels(int(value), pp, cluster)[-1] for value in values])[inverse]
     ranks = [np.where(last == level, 2, 1) for level in range(len(cluster.levels))]
     return np.asarray(all_reduce_time(num_bytes, ranks, [level.link for level in cluster.levels]))
-
-

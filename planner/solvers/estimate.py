@@ -12,7 +12,7 @@ from hardware import Cluster
 from planner.cost import JobCosts, LayerTimes, compose_layers, job_costs
 from planner.flops import model_flops
 from planner.graph import ModelGraph
-from planner.plan import Prediction, StageMemory, TimeBreakdown
+from planner.plan import Plan, Prediction, StageMemory, TimeBreakdown
 from planner.solvers.entries import OuterRows, outer_entries
 from planner.solvers.inner import KINDS, InnerProblem, StagePlans
 from planner.solvers.layouts import make_layouts, model_chain
@@ -21,6 +21,7 @@ from planner.solvers.space import MeshRows
 from planner.solvers.timeline import Durations, durations_of, simulate_step
 from planner.strategy import RankOrder, Strategy
 from planner.tables import CP_KINDS, Keys, Kind, LayerTable, build_table
+from planner.targets import load_target
 from planner.workload import Workload
 
 Ints = NDArray[np.int64]
@@ -145,7 +146,12 @@ def _stage_memory(problem: InnerProblem, kind: Kind, layers: Ints) -> tuple[Stag
 
 
 def _time_breakdown(
-    problem: InnerProblem, table: LayerTable, strategy: Strategy, plans: StagePlans, durations: Durations, seconds: float
+    problem: InnerProblem,
+    table: LayerTable,
+    strategy: Strategy,
+    plans: StagePlans,
+    durations: Durations,
+    seconds: float,
 ) -> TimeBreakdown:
     """The step as the rank with the most work spends it; what is left over is the bubble."""
     pp, count = strategy.pp, strategy.num_microbatches
@@ -175,3 +181,61 @@ def usable_headroom(workload: Workload, headroom: float | None) -> float:
     if not 0 <= value < 1:
         raise ValueError(f"headroom must be at least 0 and below 1, got {value}")
     return value
+
+
+def estimate(
+    model: ModelGraph,
+    cluster: Cluster,
+    strategy: Strategy,
+    *,
+    workload: Workload,
+    target: str = "any",
+    headroom: float | None = None,
+) -> Plan:
+    """What a strategy takes on a cluster, as a plan without a proof.
+
+    The plan is returned whether or not it fits and keeps the target's rules: ``plan.prediction.fits`` and
+    ``planner.targets.load_target(target).violations(...)`` tell.
+
+    Raises
+    ------
+    ValueError
+        If the strategy is no configuration of this model and cluster at all.
+    """
+    share = usable_headroom(workload, headroom)
+    load_target(target)
+    found = estimate_strategy(model, cluster, workload, strategy, share)
+    return Plan(
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        target=target,
+        headroom=share,
+        strategy=strategy,
+        prediction=found.prediction,
+        proof=None,
+        provenance=provenance(cluster, workload, found.sources),
+    )
+
+
+def provenance(cluster: Cluster, workload: Workload, sources: tuple[str, ...]) -> dict[str, str]:
+    """Where the figures of a plan come from, and the weakest kind among them."""
+    ranks = ("measured", "fitted", "datasheet", "default")
+    kinds = [*sources, "datasheet", "default"]
+    return {
+        "compute": ", ".join(sources),
+        "device": f"datasheet and fits of {cluster.device.name} in the hardware catalog or cluster file",
+        "network": "payload bandwidth and latency of the cluster's links",
+        "software": f"stack {workload.stack}: defaults, see costmodels/stacks.yaml",
+        "weakest": max(kinds, key=ranks.index),
+    }
+
+
+def even_layers(num_layers: int, pp: int, vpp: int) -> tuple[int, ...]:
+    """Layers of each virtual stage as even as they can be, the larger stages on late ranks."""
+    few, extra = divmod(num_layers, pp * vpp)
+    counts = [few] * (pp * vpp)
+    order = [chunk * pp + rank for chunk in reversed(range(vpp)) for rank in reversed(range(pp))]
+    for stage in order[:extra]:
+        counts[stage] += 1
+    return tuple(counts)

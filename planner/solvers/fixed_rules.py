@@ -9,8 +9,6 @@ from planner.targets import Target
 from planner.workload import Workload
 
 
-def fixed_problems(
-    fixed: Fixed, model: ModelGraph, cluster: Cluster, workload: Workload, target: Target
-) -> list[str]:
+def fixed_problems(fixed: Fixed, model: ModelGraph, cluster: Cluster, workload: Workload, target: Target) -> list[str]:
     """One line per fixed key whose values are all illegal for the model, the cluster and the target."""
     return []

@@ -14,8 +14,9 @@ from planner.graph import ModelGraph
 from planner.plan import Plan, Proof, Termination, rounded
 from planner.solvers.bounds import RecomputeChoice
 from planner.solvers.core import CoreSpace, enumerate_meshes
-from planner.solvers.estimate import estimate_strategy, usable_headroom
+from planner.solvers.estimate import estimate_strategy, provenance, usable_headroom
 from planner.solvers.explain import explain_infeasible, why_it_loses
+from planner.solvers.fixed_rules import fixed_problems
 from planner.solvers.layouts import model_chain
 from planner.solvers.result import Alternative, Limits, Progress, ProgressCallback, SearchResult
 from planner.solvers.search import BestFirst, Found, rank_key
@@ -136,8 +137,6 @@ def _resolve(
 
 def _check_fixed(job: _Job) -> None:
     """Refuse fixed values that no candidate has, with the nearest legal one."""
-    from planner.solvers.fixed_rules import fixed_problems
-
     problems = fixed_problems(job.fixed, job.model, job.cluster, job.workload, job.target)
     if problems:
         raise ValueError("\n".join(problems))
@@ -148,9 +147,7 @@ def _loop(job: _Job, progress: ProgressCallback | None) -> tuple[BestFirst, JobC
     costs = job_costs(job.cluster, job.workload, stack.overlap, job.headroom)
     facts = model_facts(job.model, job.workload)
     meshes = enumerate_meshes(job.cluster.num_devices, facts, job.target, job.fixed)
-    table = build_table(
-        job.model, job.cluster, job.workload, stack, meshes.keys, job.fixed.sequence_parallel
-    )
+    table = build_table(job.model, job.cluster, job.workload, stack, meshes.keys, job.fixed.sequence_parallel)
     space = CoreSpace(
         meshes,
         model_chain(job.model, table.layer_types),
@@ -313,20 +310,10 @@ def _plan(job: _Job, found: Found, proof: Proof | None) -> Plan:
     )
     problems = check_plan(plan)
     if rank_key(estimate.prediction.step_time) != rank_key(found.step_time):
-        problems = [*problems, f"the search found {found.step_time} s, the estimate says {estimate.prediction.step_time} s"]
+        problems = [
+            *problems,
+            f"the search found {found.step_time} s, the estimate says {estimate.prediction.step_time} s",
+        ]
     if problems:
         raise PlanCheckError("\n".join(problems))
     return plan
-
-
-def provenance(cluster: Cluster, workload: Workload, sources: tuple[str, ...]) -> dict[str, str]:
-    """Where the figures of a plan come from, and the weakest kind among them."""
-    ranks = ("measured", "fitted", "datasheet", "default")
-    kinds = [*sources, "datasheet", "default"]
-    return {
-        "compute": ", ".join(sources),
-        "device": f"datasheet and fits of {cluster.device.name} in the hardware catalog or cluster file",
-        "network": "payload bandwidth and latency of the cluster's links",
-        "software": f"stack {workload.stack}: defaults, see costmodels/stacks.yaml",
-        "weakest": max(kinds, key=ranks.index),
-    }

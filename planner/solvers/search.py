@@ -1,7 +1,7 @@
 """Best first: a queue pops the least bound and refines it, until the next bound is no better than the best plan.
 
-Three kinds of items share one order: core rows (B0), outer rows (B1) and complete candidates (B2: paths, then the
-simulator). Pruned parts are only counted, with the least bound among them: together they are the proof.
+Four kinds of items share one order: meshes with vpp open and core rows (both B0), outer rows (B1) and complete
+candidates (B2: paths, then the simulator). Pruned parts are only counted, with the least bound among them: together they are the proof.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from planner.cost import JobCosts, LayerTimes
 from planner.plan import Subtree, rounded
 from planner.solvers.bounds import RecomputeChoice, bound_rows
-from planner.solvers.core import CoreGroup, CoreSpace, bound_core, outer_candidate
+from planner.solvers.core import CoreGroup, CoreSpace, MeshGroup, bound_meshes, outer_candidate
 from planner.solvers.entries import OuterRows, expand, outer_entries
 from planner.solvers.inner import InnerProblem, StagePlans, chain_bounds, solve_pairs
 from planner.solvers.result import Limits
 from planner.solvers.shapes import in_flight
-from planner.solvers.space import outer_choices
+from planner.solvers.space import MeshRows, outer_choices
 from planner.solvers.timeline import PathPool, durations_of, simulate_step
 from planner.tables import Kind, LayerTable
 
@@ -34,7 +34,11 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FIRST_BLOCK, LARGEST_BLOCK = 32, 4096
-"""Core rows expanded at once: few while there is no plan, more later."""
+"""Meshes expanded at once: few while there is no plan, more later."""
+PRIME_SOLVES = 8
+"""Outer batches solved before the best-first loop."""
+CORE_BLOCK = 256
+"""Core rows of one shape expanded at once."""
 OUTER_BATCH = 64
 """Outer rows whose inner problem is solved at once."""
 KEY_DIGITS = 9
@@ -118,6 +122,15 @@ def _rounded(value: float | None) -> float | None:
 
 
 @dataclass(slots=True, kw_only=True)
+class CoreBatch:
+    """Core rows of one shape that wait to be expanded, the least bound first."""
+
+    group: CoreGroup
+    bounds: Floats
+    """[row] [s]"""
+
+
+@dataclass(slots=True, kw_only=True)
 class OuterBatch:
     """Outer rows of one (pp, vpp, microbatches) that wait for their inner problem, the least bound first."""
 
@@ -169,11 +182,12 @@ class BestFirst:
         self._candidates: list[tuple[float, int, Candidates]] = []
         self._pools: dict[tuple[int, int, int], PathPool] = {}
         self._in_flight: dict[tuple[int, int, int], list[Ints]] = {}
-        self._core: list[CoreGroup] = []
-        self._core_bounds: Floats = np.zeros(0)
-        self._core_group: Ints = np.zeros(0, dtype=np.int64)
-        self._core_row: Ints = np.zeros(0, dtype=np.int64)
-        self._next_core = 0
+        self._core: list[tuple[float, int, CoreBatch]] = []
+        self._meshes: list[MeshGroup] = []
+        self._mesh_bounds: Floats = np.zeros(0)
+        self._mesh_group: Ints = np.zeros(0, dtype=np.int64)
+        self._mesh_row: Ints = np.zeros(0, dtype=np.int64)
+        self._next_mesh = 0
 
     # What is known so far
 
@@ -199,10 +213,7 @@ class BestFirst:
     @property
     def open_bound(self) -> float:
         """The least bound of anything still open [s]."""
-        bounds = [self._next_core_bound()]
-        bounds += [self._outer[0][0]] if self._outer else []
-        bounds += [self._candidates[0][0]] if self._candidates else []
-        return min(bounds)
+        return min(self._next_mesh_bound(), _least(self._core), _least(self._outer), _least(self._candidates))
 
     def closed(self, bound: float) -> bool:
         """Whether a bound is no better than what is known."""
@@ -213,7 +224,8 @@ class BestFirst:
     def run(self) -> None:
         """Search until the proof is complete or a limit is reached."""
         try:
-            self._bound_cores()
+            self._bound_meshes()
+            self._prime()
             while not self._finished():
                 self._step()
         except KeyboardInterrupt:
@@ -224,40 +236,40 @@ class BestFirst:
         if self.closed(self.open_bound):
             return True
         out_of_time = self.limits.time_limit is not None and self.seconds >= self.limits.time_limit
-        out_of_work = (
-            self.limits.max_work is not None and self.num_bounded + self.num_evaluated >= self.limits.max_work
-        )
+        out_of_work = self.limits.max_work is not None and self.num_bounded + self.num_evaluated >= self.limits.max_work
         self.stopped = out_of_time or out_of_work
         return self.stopped
 
     def _step(self) -> None:
-        core, outer = self._next_core_bound(), self._outer[0][0] if self._outer else math.inf
-        candidate = self._candidates[0][0] if self._candidates else math.inf
-        dive = not self.best and math.isfinite(min(outer, candidate))
-        if candidate <= min(core, outer) or (dive and math.isfinite(candidate)):
+        mesh, core = self._next_mesh_bound(), _least(self._core)
+        outer, candidate = _least(self._outer), _least(self._candidates)
+        dive = not self.best  # any plan first: it closes much of the rest
+        if candidate <= min(mesh, core, outer) or (dive and math.isfinite(candidate)):
             self._evaluate(heapq.heappop(self._candidates)[2])
-        elif outer <= core or dive:
+        elif outer <= min(mesh, core) or (dive and math.isfinite(outer)):
             self._solve_outer()
+        elif core <= mesh or (dive and math.isfinite(core)):
+            self._expand_core(CORE_BLOCK if self.best else FIRST_BLOCK)
         else:
-            self._expand_cores()
+            self._expand_meshes()
         if self.report:
             self.report(self, False)
 
     # B0
 
-    def _bound_cores(self) -> None:
+    def _bound_meshes(self) -> None:
         bounds, groups, index = [], [], []
-        for group in self.space.groups():
-            low, memory = bound_core(group, self.times, self.table, self.job, self.recompute)
+        for group in self.space.mesh_groups():
+            low, memory = bound_meshes(group.rows, group.shape, self.times, self.table, self.job, self.recompute)
             self.num_bounded += len(low)
             self.least_need = min(self.least_need, float(memory.min()))
             fits = np.isfinite(low)
-            self.frontier.close("memory (B0)", int(group.rows.num_outer[~fits].sum()))
+            self.frontier.close("memory (B0)", int(group.sizes[~fits].sum()))
             kept = np.nonzero(fits)[0]
             bounds.append(low[kept])
             index.append(kept)
-            groups.append(np.full(len(kept), len(self._core), dtype=np.int64))
-            self._core.append(group)
+            groups.append(np.full(len(kept), len(self._meshes), dtype=np.int64))
+            self._meshes.append(group)
             if self.report:
                 self.report(self, False)
         for name, size in self.space.cut.items():
@@ -265,34 +277,83 @@ class BestFirst:
         if bounds:
             joined = np.concatenate(bounds)
             order = np.argsort(joined, kind="stable")
-            self._core_bounds = joined[order]
-            self._core_group = np.concatenate(groups)[order]
-            self._core_row = np.concatenate(index)[order]
+            self._mesh_bounds = joined[order]
+            self._mesh_group = np.concatenate(groups)[order]
+            self._mesh_row = np.concatenate(index)[order]
 
-    def _next_core_bound(self) -> float:
-        return float(self._core_bounds[self._next_core]) if self._next_core < len(self._core_bounds) else math.inf
+    def _next_mesh_bound(self) -> float:
+        return float(self._mesh_bounds[self._next_mesh]) if self._next_mesh < len(self._mesh_bounds) else math.inf
+
+    def _expand_meshes(self) -> None:
+        """Open vpp of the next meshes: as many as lie below the threshold, up to a block."""
+        block = FIRST_BLOCK if not self.best else LARGEST_BLOCK
+        stop = min(self._next_mesh + block, len(self._mesh_bounds))
+        if math.isfinite(self.threshold):
+            stop = min(stop, int(np.searchsorted(self._mesh_bounds, self.threshold, side="left")))
+            stop = max(stop, self._next_mesh + 1)
+        chosen = np.arange(self._next_mesh, stop)
+        self._next_mesh = stop
+        self._open_meshes(chosen)
+
+    def _open_meshes(self, chosen: Ints) -> None:
+        groups, rows = self._mesh_group[chosen], self._mesh_row[chosen]
+        for number in np.unique(groups):
+            for group, cut in self.space.core_groups(self._meshes[number], rows[groups == number]):
+                for name, size in cut.items():
+                    self.frontier.close(name, size)
+                if group is not None:
+                    self._bound_core(group)
+
+    def _prime(self) -> None:
+        """Look at the most promising mesh of every group first: a good plan early closes much of the rest."""
+        if not len(self._mesh_bounds):
+            return
+        _, chosen = np.unique(self._mesh_group, return_index=True)
+        self._open_meshes(chosen)
+        for name in ("_mesh_bounds", "_mesh_group", "_mesh_row"):
+            setattr(self, name, np.delete(getattr(self, name), chosen))
+        for _ in range(len(self._core)):
+            self._expand_core(1)
+        for _ in range(PRIME_SOLVES):
+            if self._outer and not self.closed(_least(self._outer)):
+                self._solve_outer()
+
+    def _bound_core(self, group: CoreGroup) -> None:
+        low, memory = bound_meshes(group.rows, group.shape, self.times, self.table, self.job, self.recompute)
+        self.num_bounded += len(low)
+        self.least_need = min(self.least_need, float(memory.min()))
+        fits = np.isfinite(low)
+        self.frontier.close("memory (B0)", int(group.rows.num_outer[~fits].sum()))
+        worse = fits & (low >= self.threshold)
+        if worse.any():
+            self.frontier.close("bound (B0)", int(group.rows.num_outer[worse].sum()), float(low[worse].min()))
+        kept = np.nonzero(fits & ~worse)[0]
+        if len(kept):
+            kept = kept[np.argsort(low[kept], kind="stable")]
+            self._push_core(replace(group, rows=group.rows.take(kept)), low[kept])
+
+    def _push_core(self, group: CoreGroup, bounds: Floats) -> None:
+        heapq.heappush(self._core, (float(bounds[0]), next(self._counter), CoreBatch(group=group, bounds=bounds)))
 
     # B1
 
-    def _expand_cores(self) -> None:
-        """Expand the next core rows: as many as lie below the threshold, up to a block."""
-        block = FIRST_BLOCK if not self.best else LARGEST_BLOCK
-        stop = min(self._next_core + block, len(self._core_bounds))
-        if math.isfinite(self.threshold):
-            stop = min(stop, int(np.searchsorted(self._core_bounds, self.threshold, side="left")))
-            stop = max(stop, self._next_core + 1)
-        chosen = slice(self._next_core, stop)
-        self._next_core = stop
-        groups, rows = self._core_group[chosen], self._core_row[chosen]
-        for number in np.unique(groups):
-            self._expand_group(self._core[number], rows[groups == number])
+    def _expand_core(self, most: int) -> None:
+        """Open the outer choices of the next core rows of one shape."""
+        batch = heapq.heappop(self._core)[2]
+        size = min(most, len(batch.bounds))
+        open_rows = int(np.searchsorted(batch.bounds, self.threshold, side="left"))
+        if open_rows == 0:
+            self.frontier.close("bound (B0)", int(batch.group.rows.num_outer.sum()), float(batch.bounds[0]))
+            return
+        size = min(size, open_rows)
+        if size < len(batch.bounds):
+            rest = slice(size, None)
+            self._push_core(replace(batch.group, rows=batch.group.rows.take(rest)), batch.bounds[rest])
+        self._expand_rows(batch.group, batch.group.rows.take(slice(0, size)))
 
-    def _expand_group(self, group: CoreGroup, index: Ints) -> None:
-        mesh = group.rows.take(index)
+    def _expand_rows(self, group: CoreGroup, mesh: MeshRows) -> None:
         fixed = self.space.fixed
-        choices = [
-            outer_choices(int(dp), int(cp), group.pp, fixed) for dp, cp in zip(mesh.dp, mesh.cp, strict=True)
-        ]
+        choices = [outer_choices(int(dp), int(cp), group.pp, fixed) for dp, cp in zip(mesh.dp, mesh.cp, strict=True)]
         rows, _ = expand(mesh, choices)
         rows = self._keep_rules(rows, group.vpp)
         if not len(rows):
@@ -403,9 +464,7 @@ class BestFirst:
         left = np.nonzero(bounds < self.threshold)[0]
         if len(left):
             order = left[np.argsort(bounds[left], kind="stable")]
-            rest = Candidates(
-                shape=queue.shape, plans=queue.plans.take(order), rows=queue.rows, bounds=bounds[order]
-            )
+            rest = Candidates(shape=queue.shape, plans=queue.plans.take(order), rows=queue.rows, bounds=bounds[order])
             heapq.heappush(self._candidates, (float(bounds[order[0]]), next(self._counter), rest))
 
     def _remember(self, found: Found) -> None:
@@ -423,13 +482,21 @@ class BestFirst:
     def _close_rest(self) -> None:
         """Count what is still open: closed by its bound, or left open by a limit."""
         state = "open" if self.stopped else "bound"
-        rest = slice(self._next_core, None)
-        groups, rows = self._core_group[rest], self._core_row[rest]
+        bounds = self._mesh_bounds[self._next_mesh :]
+        groups, rows = self._mesh_group[self._next_mesh :], self._mesh_row[self._next_mesh :]
         for number in np.unique(groups):
-            sizes = self._core[number].rows.num_outer[rows[groups == number]]
-            self.frontier.close(f"{state} (B0)", int(sizes.sum()), float(self._core_bounds[rest][groups == number].min()))
-        for low, _, batch in self._outer:
-            self.frontier.close(f"{state} (B1)", len(batch.rows), low)
+            here = groups == number
+            size = int(self._meshes[number].sizes[rows[here]].sum())
+            self.frontier.close(f"{state} (B0)", size, float(bounds[here].min()))
+        for low, _, core in self._core:
+            self.frontier.close(f"{state} (B0)", int(core.group.rows.num_outer.sum()), low)
+        for low, _, outer in self._outer:
+            self.frontier.close(f"{state} (B1)", len(outer.rows), low)
+
+
+def _least(heap: Sequence[tuple[float, int, object]]) -> float:
+    """The least bound of a heap; infinite for an empty one."""
+    return heap[0][0] if heap else math.inf
 
 
 def _found(seconds: float, queue: Candidates, index: int, space: CoreSpace) -> Found:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.schedule import ScheduleName
 from planner.order import compile_order, in_flight_counts
+from planner.schedule import ScheduleName
 from planner.solvers.layouts import Layouts
 
 Floats = NDArray[np.float64]
@@ -91,4 +92,19 @@ def make_shape(layouts: Layouts, num_microbatches: int) -> Shape:
         held=np.asarray(held, dtype=np.float64),
         body=np.isin(np.arange(layouts.chain.num_types), layouts.chain.types),
         most_in_flight=np.asarray(most, dtype=np.float64),
+    )
+
+
+def least_shape(shapes: Sequence[Shape]) -> Shape:
+    """Shape facts of a pp while vpp is open: the least of each (the most in flight)."""
+    first = shapes[0]
+    return Shape(
+        layouts=first.layouts,
+        ranks=first.ranks,
+        counts=np.minimum.reduce([shape.counts for shape in shapes]),
+        fill=np.minimum.reduce([shape.fill for shape in shapes]),
+        first_counts=np.minimum.reduce([shape.first_counts for shape in shapes]),
+        held=np.minimum.reduce([shape.held for shape in shapes]),
+        body=first.body,
+        most_in_flight=np.maximum.reduce([shape.most_in_flight for shape in shapes]),
     )

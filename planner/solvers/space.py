@@ -127,9 +127,7 @@ def parse_fixed(fix: Mapping[str, object]) -> Fixed:
     return Fixed(numbers=numbers, at_most=at_most, words=words)
 
 
-def _parse_number(
-    key: str, text: str, numbers: dict[str, tuple[int, ...]], at_most: dict[str, int]
-) -> str | None:
+def _parse_number(key: str, text: str, numbers: dict[str, tuple[int, ...]], at_most: dict[str, int]) -> str | None:
     least = 0 if key == "zero_stage" else 1
     body = text.removeprefix("<=")
     parts = [part.strip() for part in body.split(",")]
@@ -212,9 +210,7 @@ def mesh_rows(pp: int, num_devices: int, facts: ModelFacts, fixed: Fixed) -> dic
         columns["ep"].append(np.repeat(here[:, 0], len(sizes)))
         columns["etp"].append(np.repeat(here[:, 1], len(sizes)))
         columns["microbatch_size"].append(np.tile(np.asarray(sizes, dtype=np.int64), len(here)))
-    return {
-        name: np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64) for name, parts in columns.items()
-    }
+    return {name: np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64) for name, parts in columns.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,9 +246,7 @@ def _outer_choices(
     dp: int, context: bool, ordered: bool, zero_stages: tuple[int, ...], shards: tuple[int, ...]
 ) -> OuterChoices:
     states = [(0, 1)] if 0 in zero_stages and 1 in shards else []
-    states += [
-        (stage, shard) for stage in zero_stages if stage > 0 for shard in shards if shard > 1 or context
-    ]
+    states += [(stage, shard) for stage in zero_stages if stage > 0 for shard in shards if shard > 1 or context]
     rows = [
         (kind, stage, shard, order)
         for kind in range(2 if context else 1)
@@ -260,9 +254,7 @@ def _outer_choices(
         for order in range(2 if ordered else 1)
     ]
     array = np.asarray(rows, dtype=np.int64).reshape(-1, 4)
-    return OuterChoices(
-        cp_kind=array[:, 0], zero_stage=array[:, 1], dp_shard=array[:, 2], rank_order=array[:, 3]
-    )
+    return OuterChoices(cp_kind=array[:, 0], zero_stage=array[:, 1], dp_shard=array[:, 2], rank_order=array[:, 3])
 
 
 def count_outer(rows: Mapping[str, Ints], pp: int, fixed: Fixed) -> Ints:
