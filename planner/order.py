@@ -26,11 +26,13 @@ class Steady:
     """Levels in which all ranks act and which repeat with a period, each time some microbatches later."""
 
     first_level: int
+    first_action: int
+    """Position of the first action of ``first_level``."""
     levels_per_round: int
     num_rounds: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Order:
     """The actions of all ranks, sorted by (level, rank).
 
@@ -83,8 +85,15 @@ class Order:
     @functools.cached_property
     def in_flight(self) -> tuple[Ints, ...]:
         """See `in_flight_counts`."""
-        on_rank = np.argsort(self.rank[1:], kind="stable").reshape(self.num_ranks, -1)
-        return tuple(_count_in_flight(self.key[1:][row], self.num_ranks, self.num_chunks) for row in on_rank)
+        rank, key = self.rank[1:], self.key[1:]
+        if (steady := self.steady) is not None:
+            # A round leaves as many microbatches held as it finds, so one round shows what all of them hold.
+            round_length = steady.levels_per_round * self.num_ranks
+            first = steady.first_action - 1 + round_length
+            repeats = slice(first, first + (steady.num_rounds - 1) * round_length)
+            rank, key = np.delete(rank, repeats), np.delete(key, repeats)
+        on_rank = np.argsort(rank, kind="stable").reshape(self.num_ranks, -1)
+        return tuple(_count_in_flight(key[row], self.num_ranks, self.num_chunks) for row in on_rank)
 
 
 CACHED_ACTIONS = 1_000_000
@@ -120,7 +129,7 @@ def build_order(name: ScheduleName, num_ranks: int, num_chunks: int, num_microba
     num_backwards = np.cumsum(orders.is_backward, axis=1)
     index = np.where(orders.is_backward, num_backwards - 1, np.arange(orders.stage.shape[1]) - num_backwards)
     rank = np.arange(num_ranks)[:, None]
-    if name is ScheduleName.ONE_F_ONE_B:
+    if name == ScheduleName.ONE_F_ONE_B:
         # Forward n of rank r feeds forward n of rank r + 1 in the next level, backward the other way round.
         levels = 2 * index + np.where(orders.is_backward, 2 * num_ranks - 1 - rank, rank)
         first, last = 2 * num_ranks - 1, 2 * num_microbatches - 2  # rank 0: first backward, last forward
@@ -134,14 +143,17 @@ def build_order(name: ScheduleName, num_ranks: int, num_chunks: int, num_microba
         first = lead + 2 * num_ranks - 3  # forwards, just before rank 0's first backward
         last = 2 * num_microbatches * num_chunks - 1  # backwards, just after rank 0's last forward
         levels_per_round = 2 * num_ranks * num_chunks
-    occupied, levels = np.unique(levels, return_inverse=True)
+    occupied, ranked_levels = np.unique(levels, return_inverse=True)
     num_rounds = max(0, last + 1 - first) // levels_per_round
     steady = None
     if num_rounds > 1:
         steady = Steady(
-            first_level=int(np.searchsorted(occupied, first)), levels_per_round=levels_per_round, num_rounds=num_rounds
+            first_level=int(np.searchsorted(occupied, first)),
+            first_action=1 + int((levels < first).sum()),
+            levels_per_round=levels_per_round,
+            num_rounds=num_rounds,
         )
-    return _compile(name, num_chunks, num_microbatches, orders, levels.reshape(orders.stage.shape), steady)
+    return _compile(name, num_chunks, num_microbatches, orders, ranked_levels.reshape(levels.shape), steady)
 
 
 compile_order = _Cache(build_order, CACHED_ACTIONS)
@@ -165,27 +177,22 @@ def compile_schedule(schedule: Schedule) -> Order:
 
 def _earliest_levels(orders: RankOrders, num_stages: int) -> Ints:
     """The least level of each action, ``[rank, position]``: run each rank until it waits, again and again."""
-    stages, backwards, microbatches = (array.tolist() for array in orders)
-    levels: list[list[int]] = [[] for _ in stages]
-    found: dict[tuple[bool, int, int], int] = {}
+    rows = [list(zip(*row, strict=True)) for row in zip(*(array.tolist() for array in orders), strict=True)]
+    levels: list[list[int]] = [[] for _ in rows]
+    found: dict[tuple[int, bool, int], int] = {}
     moved = True
     while moved:
         moved = False
-        for rank, row in enumerate(levels):
-            for position in range(len(row), len(stages[rank])):
-                backward, stage, microbatch = (
-                    backwards[rank][position], stages[rank][position], microbatches[rank][position],
-                )  # fmt: skip
-                source = stage + 1 if backward else stage - 1
-                ready = -1
-                if 0 <= source < num_stages:
-                    if (backward, source, microbatch) not in found:
-                        break
-                    ready = found[backward, source, microbatch]
-                row.append(1 + max(ready, row[-1] if row else -1))
-                found[backward, stage, microbatch] = row[-1]
+        for row, done in zip(rows, levels, strict=True):
+            for stage, backward, microbatch in row[len(done) :]:
+                source = (stage + 1 if backward else stage - 1, backward, microbatch)
+                ready = found.get(source, -1)
+                if ready < 0 and 0 <= source[0] < num_stages:
+                    break
+                done.append(1 + max(ready, done[-1] if done else -1))
+                found[stage, backward, microbatch] = done[-1]
                 moved = True
-    if any(len(row) < len(stages[0]) for row in levels):
+    if any(len(done) < len(row) for row, done in zip(rows, levels, strict=True)):
         raise ValueError("the order deadlocks; planner.schedule.validate says where")
     return np.array(levels)
 
@@ -266,8 +273,11 @@ def _count_in_flight(key: Ints, num_ranks: int, num_chunks: int) -> Ints:
     peaks = np.flatnonzero(np.diff(backward, append=1) == 1)
     changes = np.where(backward, -1, 1)
     counts = np.stack([np.cumsum(changes * (chunk == c))[peaks] for c in range(num_chunks)], axis=1)
-    counts = np.unique(counts, axis=0)
-    covers = (counts[:, None, :] >= counts[None, :, :]).all(axis=2)
+    counts = counts[np.lexsort(counts.T[::-1])]
+    counts = counts[np.concatenate([[True], (counts[1:] != counts[:-1]).any(axis=1)])]
+    covers = np.ones((len(counts), len(counts)), np.bool_)
+    for of_chunk in counts.T:
+        covers &= of_chunk[:, None] >= of_chunk
     maximal: Ints = counts[covers.sum(axis=0) == 1]  # covered by itself alone
     return maximal
 

@@ -102,7 +102,7 @@ class RankOrders(NamedTuple):
 def check_shape(name: ScheduleName, num_ranks: int, num_chunks: int, num_microbatches: int) -> None:
     """Refuse a shape that the schedule does not have, naming the nearest that it has."""
     check_counts(num_ranks, num_chunks, num_microbatches)
-    if name is ScheduleName.ONE_F_ONE_B:
+    if name == ScheduleName.ONE_F_ONE_B:
         if num_chunks != 1:
             raise ValueError(f"num_chunks must be 1 for {name}, got {num_chunks}; interleaved-1f1b takes more")
         return
@@ -129,7 +129,7 @@ def num_warmups(name: ScheduleName, num_ranks: int, num_chunks: int, num_microba
     there, m = p is no case of its own (older versions made all forwards warm-ups then).
     """
     below = num_ranks - 1 - np.arange(num_ranks)
-    warmups = below if name is ScheduleName.ONE_F_ONE_B else 2 * below + (num_chunks - 1) * num_ranks
+    warmups = below if name == ScheduleName.ONE_F_ONE_B else 2 * below + (num_chunks - 1) * num_ranks
     return np.minimum(warmups, num_microbatches * num_chunks)
 
 
@@ -149,7 +149,7 @@ def rank_orders(name: ScheduleName, num_ranks: int, num_chunks: int, num_microba
     index = np.arange(num_forwards)
     group, within = np.divmod(index, num_ranks * num_chunks)
     chunk, offset = np.divmod(within, num_ranks)
-    if name is ScheduleName.ONE_F_ONE_B:
+    if name == ScheduleName.ONE_F_ONE_B:
         chunk, microbatch = np.zeros_like(index), index
     else:
         microbatch = group * num_ranks + offset

@@ -135,7 +135,13 @@ class Timeline:
 
 
 def simulate(
-    order: Order, forward: ArrayLike, backward: ArrayLike, link_forward: ArrayLike, link_backward: ArrayLike
+    order: Order,
+    forward: ArrayLike,
+    backward: ArrayLike,
+    link_forward: ArrayLike,
+    link_backward: ArrayLike,
+    *,
+    every_action: bool = False,
 ) -> Timeline:
     """Times of one plan.
 
@@ -147,6 +153,9 @@ def simulate(
         Duration by virtual stage, ``[V]`` [ticks].
     link_forward, link_backward
         Delay of a message between stages s and s + 1, down and up, ``[V - 1]`` [ticks].
+    every_action
+        Walk over all actions at once, even if the ranks' finish alone is found sooner: cheaper when ``end`` or
+        ``start`` are wanted too.
 
     Raises
     ------
@@ -154,7 +163,7 @@ def simulate(
         For arrays of another shape, for what is no non-negative integer, and for totals of 2**62 ticks or more.
     """
     table = _durations(order, forward, backward, link_forward, link_backward)
-    way = _cheapest_way(order, 1)
+    way = Way.ACTIONS if every_action else _cheapest_way(order, 1)
     if way is Way.ACTIONS:
         run = _run(order, table)
         return Timeline(order=order, table=table, rank_finish=_last_ends(order, run), run=run)
@@ -162,19 +171,12 @@ def simulate(
     return Timeline(order=order, table=table, rank_finish=finish[0])
 
 
-def full_rank_finish(
-    order: Order, forward: ArrayLike, backward: ArrayLike, link_forward: ArrayLike, link_backward: ArrayLike
-) -> Ints:
-    """``simulate(...).rank_finish`` by a walk over all actions, however many."""
-    return _last_ends(order, _run(order, _durations(order, forward, backward, link_forward, link_backward)))
-
-
 def fast_rank_finish(
     order: Order, forward: ArrayLike, backward: ArrayLike, link_forward: ArrayLike, link_backward: ArrayLike
 ) -> Ints:
     """``simulate(...).rank_finish`` with the rounds of a repeating order as a power, however few."""
     table = _durations(order, forward, backward, link_forward, link_backward)
-    return _finish_by_levels(order, table[..., None], order.steady)[0]
+    return _finish_by_levels(order, table[..., None], order.steady).reshape(order.num_ranks)
 
 
 def _run(order: Order, table: Ints) -> list[float]:

@@ -20,7 +20,7 @@ from planner.simulator import Timeline, simulate
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PathCounts:
     """How often each duration lies on a path that ends with the last action of a rank."""
 
@@ -84,7 +84,7 @@ def critical_path(
         Its counts times these durations are the rank's finish; times any others, at most the rank's finish. Between
         equally long paths, the one that stays on its rank is taken.
     """
-    timeline = simulate(order, forward, backward, link_forward, link_backward)
+    timeline = simulate(order, forward, backward, link_forward, link_backward, every_action=True)
     if end_rank is None:
         end_rank = int(np.argmax(timeline.rank_finish + (0 if tail is None else np.asarray(tail))))
     elif tail is not None:

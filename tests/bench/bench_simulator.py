@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from planner.order import Order, build_order, compile_order
 from planner.schedule import ScheduleName
-from planner.simulator import full_rank_finish, simulate, simulate_batch
+from planner.simulator import simulate, simulate_batch
+from planner.simulator_paths import critical_path
 from tests.bench.measure import Row, cpu_time, median_of
 
 SHAPES = [
@@ -50,7 +51,7 @@ def measure(shape: tuple[ScheduleName, int, int, int], repeats: int, calls: int)
         ),
         Row(
             name=f"one plan, {label}",
-            value=order.num_actions / seconds(lambda: full_rank_finish(order, *plan)),
+            value=order.num_actions / seconds(lambda: simulate(order, *plan, every_action=True)),
             unit="actions/CPU s",
             target=">= 5e6",
             note=f"{note}, all walked over",
@@ -63,6 +64,15 @@ def measure(shape: tuple[ScheduleName, int, int, int], repeats: int, calls: int)
             note=f"{note}, rounds by powers where that is cheaper",
         ),
     ]
+    rows.append(
+        Row(
+            name=f"critical path, {label}",
+            value=1e3 * seconds(lambda: critical_path(order, *plan)),
+            unit="CPU ms",
+            target=None,
+            note=f"{note}, simulation included",
+        )
+    )
     for num_plans in BATCHES:
         plans = uneven_durations(order.num_stages, num_plans)
         rows += [

@@ -18,7 +18,7 @@ from planner import order as orders
 from planner import simulator
 from planner.order import Order, build_order, compile_order, compile_schedule, in_flight_counts
 from planner.schedule import Action, ActionKind, Schedule, ScheduleName, from_csv, generate
-from planner.simulator import TICK, Way, fast_rank_finish, full_rank_finish, simulate, simulate_batch, to_ticks
+from planner.simulator import TICK, Way, fast_rank_finish, simulate, simulate_batch, to_ticks
 from planner.simulator_paths import chain_paths, critical_path, stack_durations
 from tests.planner.reference_simulator import rank_finishes, simulate_plainly
 
@@ -96,7 +96,7 @@ def test_every_way_gives_the_plain_simulators_times(shape: Shape, seed: int, lin
     expected = plain_finish(shape, durations)
     assert simulate(order, *durations).rank_finish.tolist() == expected
     assert simulate(order, *durations).makespan == max(expected)
-    assert full_rank_finish(order, *durations).tolist() == expected
+    assert simulate(order, *durations, every_action=True).rank_finish.tolist() == expected
     assert fast_rank_finish(order, *durations).tolist() == expected
     assert simulate_batch(order, *(values[None] for values in durations)).tolist() == [expected]
 
@@ -108,7 +108,7 @@ def test_batch_is_its_plans_one_by_one(shape: Shape, num_plans: int) -> None:
     plans = [random_durations(shape, seed) for seed in range(num_plans)]
     batch = simulate_batch(order, *(np.stack(values) for values in zip(*plans, strict=True)))
     assert batch.dtype == np.int64
-    assert batch.tolist() == [full_rank_finish(order, *plan).tolist() for plan in plans]
+    assert batch.tolist() == [simulate(order, *plan, every_action=True).rank_finish.tolist() for plan in plans]
 
 
 @pytest.mark.parametrize("way", list(Way))
@@ -116,7 +116,7 @@ def test_batch_is_its_plans_one_by_one(shape: Shape, num_plans: int) -> None:
 def test_ways_agree(shape: Shape, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     order = compile_order(*shape.key)
     plans = [random_durations(shape, seed) for seed in range(5)]
-    expected = [full_rank_finish(order, *plan).tolist() for plan in plans]
+    expected = [simulate(order, *plan, every_action=True).rank_finish.tolist() for plan in plans]
     monkeypatch.setattr(simulator, "_cheapest_way", lambda order, num_plans: way)
     monkeypatch.setattr(simulator, "BLOCK_ELEMENTS", 3 * shape.p)  # plans and products in several blocks
     assert simulate_batch(order, *(np.stack(values) for values in zip(*plans, strict=True))).tolist() == expected
@@ -164,7 +164,7 @@ def test_large_ticks_are_exact() -> None:
     for largest in (2**48, 2**50 - 1, 2**54 + 1, 2**55):
         durations = random_durations(shape, 3, largest=largest)
         expected = plain_finish(shape, durations)
-        assert full_rank_finish(order, *durations).tolist() == expected
+        assert simulate(order, *durations, every_action=True).rank_finish.tolist() == expected
         assert fast_rank_finish(order, *durations).tolist() == expected
         assert simulate(order, *durations).end.max() == max(expected)
 
@@ -329,7 +329,7 @@ def test_ticks_overflow_is_refused() -> None:
 )
 def test_bad_durations_are_refused(change: dict[str, list[int]], message: str) -> None:
     durations = {"forward": [1, 2, 3], "backward": [1, 2, 3], "link_forward": [1, 2], "link_backward": [1, 2], **change}
-    functions: list[Callable[..., object]] = [simulate, full_rank_finish, fast_rank_finish]
+    functions: list[Callable[..., object]] = [simulate, fast_rank_finish]
     for function in functions:
         with pytest.raises(ValueError, match=message):
             function(compile_order(F1B, 3, 1, 4), **durations)
