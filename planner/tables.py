@@ -95,6 +95,10 @@ class LayerCosts:
     expert_parameters: Ints
     """Weights on a rank in the experts."""
 
+    def take(self, index: Ints) -> LayerCosts:
+        """Some of the keys."""
+        return LayerCosts(**{name: getattr(self, name)[..., index] for name in self.__slots__})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
@@ -155,14 +159,14 @@ def build_table(
     valid = np.ones(len(keys.tp), dtype=bool)
     measured_types = set()
     for name in names:
+        layer = graph.layer_types[name]
         rows = [row for row in graph.measurements if row.layer_type == name and row.device == cluster.device.name]
-        for kind in CP_KINDS:
-            analytic = _LayerCoster(graph.layer_types[name], shards, kind, cluster, workload, stack).costs()
-            costs[kind, name], known = _with_measurements(analytic, rows, keys, workload)
-            if rows:
-                measured_types.add(name)
-            if graph.layer_types[name].opaque:
-                valid &= known
+        for kind, analytic in _analytic_costs(layer, keys, cluster, workload, stack, sequence_parallel).items():
+            costs[kind, name], known = _with_measurements(analytic, rows, keys, workload) if rows else (analytic, None)
+        if layer.opaque:
+            valid &= False if known is None else known
+        if rows:
+            measured_types.add(name)
     sources = (("measured",) if measured_types else ()) + (("fitted",) if len(measured_types) < len(names) else ())
     return LayerTable(
         layer_types=names,
@@ -173,6 +177,33 @@ def build_table(
         valid=valid,
         sources=sources,
     )
+
+
+def _analytic_costs(
+    layer: Layer, keys: Keys, cluster: Cluster, workload: Workload, stack: Stack, sequence_parallel: bool
+) -> dict[CpKind, LayerCosts]:
+    """Costs of one layer type by kind of context parallelism.
+
+    A layer without experts does not depend on ep and etp: it is costed once for each of the other combinations.
+    """
+    if layer.is_moe:
+        return _LayerCoster(layer, keys.shards(workload, sequence_parallel), cluster, workload, stack).costs()
+    first, inverse = distinct_rows(keys.tp, keys.cp, keys.microbatch_size)
+    one = np.ones(len(first), dtype=np.int64)
+    plain = Keys(tp=keys.tp[first], cp=keys.cp[first], ep=one, etp=one, microbatch_size=keys.microbatch_size[first])
+    shards = plain.shards(workload, sequence_parallel)
+    costs = _LayerCoster(layer, shards, cluster, workload, stack).costs()
+    return {kind: cost.take(inverse) for kind, cost in costs.items()}
+
+
+def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
+    """Where each distinct combination of columns first stands, in increasing order, and which one each row is."""
+    packed = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, codes = np.unique(column, return_inverse=True)
+        packed = packed * len(values) + codes  # below the product of the distinct counts, far from 2**63
+    _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
+    return first, inverse
 
 
 def _shared_parameters(graph: ModelGraph, shards: Shards) -> Ints:
@@ -204,18 +235,20 @@ class _LayerCoster:
         self,
         layer: Layer,
         shards: Shards,
-        cp_kind: CpKind,
         cluster: Cluster,
         workload: Workload,
         stack: Stack,
     ) -> None:
-        self.layer, self.shards, self.cp_kind = layer, shards, cp_kind
+        self.layer, self.shards = layer, shards
         self.cluster, self.workload, self.stack = cluster, workload, stack
         self.links = [level.link for level in cluster.levels]
         self.zero = np.zeros(len(np.atleast_1d(shards.tp)))
+        self._sizes: dict[tuple[tuple[str, ...], Region], Any] = {}
+        self._tokens: dict[Region, Any] = {}
         self.cheap = CHEAP_MODULES | ({"core_attn"} if workload.attention is Attention.UNFUSED else set())
 
-    def costs(self) -> LayerCosts:
+    def costs(self) -> dict[CpKind, LayerCosts]:
+        """Costs by kind of context parallelism."""
         forward, input_grad, weight_grad, cheap = self.zero, self.zero, self.zero, self.zero
         attention = [self.zero, self.zero]
         for op in self.layer.ops:
@@ -234,34 +267,46 @@ class _LayerCoster:
         input_grad = np.maximum(input_grad, least - weight_grad)
         tp_forward, tp_backward, tp_cheap = self.tensor_parallel_times()
         ep_forward = self.expert_parallel_time()
-        cp_forward, cp_backward = self.context_parallel_times()
-        hides = 1.0 if self.cp_kind is CpKind.RING else 0.0
-        full = forward + tp_forward + ep_forward + np.maximum(0.0, cp_forward - hides * attention[0])
+        saved = np.stack([self.saved(Kind.NONE), self.saved(Kind.SELECTIVE), self.saved(Kind.FULL)])
+        transient = self.transients(saved[Kind.NONE])
         dense, expert = self.parameters()
-        return LayerCosts(
-            forward=forward,
-            input_grad=input_grad,
-            weight_grad=weight_grad,
-            tp_forward=tp_forward,
-            tp_backward=tp_backward,
-            ep_forward=ep_forward,
-            cp_forward=cp_forward,
-            cp_backward=cp_backward,
-            attention_forward=hides * attention[0],
-            attention_backward=hides * attention[1],
-            recompute=np.stack([self.zero, cheap + tp_cheap, full]),
-            saved=np.stack([self.saved(Kind.NONE), self.saved(Kind.SELECTIVE), self.saved(Kind.FULL)]),
-            transient=self.transients(),
-            dense_parameters=dense,
-            expert_parameters=expert,
-        )
+        costs = {}
+        for kind in CP_KINDS:
+            cp_forward, cp_backward = self.context_parallel_times(kind)
+            hides = 1.0 if kind is CpKind.RING else 0.0
+            full = forward + tp_forward + ep_forward + np.maximum(0.0, cp_forward - hides * attention[0])
+            costs[kind] = LayerCosts(
+                forward=forward,
+                input_grad=input_grad,
+                weight_grad=weight_grad,
+                tp_forward=tp_forward,
+                tp_backward=tp_backward,
+                ep_forward=ep_forward,
+                cp_forward=cp_forward,
+                cp_backward=cp_backward,
+                attention_forward=hides * attention[0],
+                attention_backward=hides * attention[1],
+                recompute=np.stack([self.zero, cheap + tp_cheap, full]),
+                saved=saved,
+                transient=transient,
+                dense_parameters=dense,
+                expert_parameters=expert,
+            )
+        return costs
 
     def kernel(self, op: Op) -> Kernel:
         return kernel_for(op.kind.value, self.workload.attention.value)
 
     def elements(self, dims: tuple[str, ...], region: Region | None = None) -> Any:
         region = tensor_region(self.layer, dims) if region is None else region
-        return local_elements(self.layer, dims, region, self.shards)
+        if (dims, region) not in self._sizes:
+            self._sizes[dims, region] = self.tokens(region) * row_elements(self.layer, dims, self.shards)
+        return self._sizes[dims, region]
+
+    def tokens(self, region: Region) -> Any:
+        if region not in self._tokens:
+            self._tokens[region] = self.shards.num_tokens(region)
+        return self._tokens[region]
 
     def tensor_elements(self, name: str, region: Region | None = None) -> Any:
         return self.elements(self.layer.tensors[name].dims, region)
@@ -304,7 +349,7 @@ class _LayerCoster:
         """Query-key pairs of an attention op on one rank."""
         query = self.layer.tensors[op.inputs[0]]
         heads = row_elements(self.layer, query.dims[:-1], self.shards)
-        tokens = self.shards.num_tokens(Region.TENSOR)
+        tokens = self.tokens(Region.TENSOR)
         return np.asarray(tokens * heads, dtype=np.float64) * mean_context(op, self.workload.seq_len)
 
     def level_ranks(self, size: Any, stride: Any) -> Sequence[Any]:
@@ -342,7 +387,7 @@ class _LayerCoster:
                 total = total + collectives.all_gather_time(num_bytes, ranks, self.links)
         return total
 
-    def context_parallel_times(self) -> tuple[Floats, Floats]:
+    def context_parallel_times(self, kind: CpKind) -> tuple[Floats, Floats]:
         """Forward and backward communication of attention over context shards [s]."""
         forward, backward = self.zero, self.zero
         ranks = self.level_ranks(self.shards.cp, self.shards.tp)
@@ -351,7 +396,7 @@ class _LayerCoster:
             if op.kind is not OpKind.ATTENTION:
                 continue
             keys_values = size * (self.tensor_elements(op.inputs[1]) + self.tensor_elements(op.inputs[2]))
-            if self.cp_kind is CpKind.RING:
+            if kind is CpKind.RING:
                 once = collectives.ring_exchange_time(keys_values, ranks, self.links)
                 forward, backward = forward + once, backward + 2 * once
             else:
@@ -392,13 +437,13 @@ class _LayerCoster:
         """Elements of the score matrix that an unfused kernel materialises (masked ones too)."""
         query = self.layer.tensors[op.inputs[0]]
         heads = row_elements(self.layer, query.dims[:-1], self.shards)
-        return self.shards.num_tokens(Region.TENSOR) * heads * self.workload.seq_len
+        return self.tokens(Region.TENSOR) * heads * self.workload.seq_len
 
     def freed(self) -> set[str]:
         """Tensors that selective recomputation does not keep."""
         return {op.output for op in self.layer.ops if op.module in self.cheap} - {self.layer.input}
 
-    def transients(self) -> Ints:
+    def transients(self, saved: Ints) -> Ints:
         """Working memory by kind of recomputation: gathered inputs, and gradients of an op's inputs and output."""
         size = self.workload.element_bytes
         largest: Any = self.exact(0)
@@ -413,7 +458,7 @@ class _LayerCoster:
         freed: Any = self.exact(0)
         for name in sorted(self.freed()):
             freed = np.maximum(freed, size * self.tensor_elements(name))
-        return np.stack([self.exact(largest), self.exact(largest + freed), self.exact(largest + self.saved(Kind.NONE))])
+        return np.stack([self.exact(largest), self.exact(largest + freed), self.exact(largest + saved)])
 
     def parameters(self) -> tuple[Ints, Ints]:
         """Weights on one rank: outside the experts, in the experts."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from costmodels.stacks import load_stack
 from hardware import Cluster
@@ -93,10 +94,12 @@ def search(
     PlanCheckError
         If a plan fails the independent check: nothing of it should be used.
     """
+    began = time.monotonic()
     job = _resolve(model, cluster, workload, target, objective, fix or {}, headroom, layouts, limits or Limits())
     loop, costs = _loop(job, progress)
     loop.run()
-    return _result(job, loop, costs)
+    result = _result(job, loop, costs)
+    return replace(result, search_time=time.monotonic() - began)
 
 
 def _resolve(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.strategy import Recompute
-from planner.tables import Keys
+from planner.tables import Keys, distinct_rows
 from planner.targets.candidate import ModelFacts
 
 Ints = NDArray[np.int64]
@@ -268,21 +268,15 @@ def count_outer(rows: Mapping[str, Ints], pp: int, fixed: Fixed) -> Ints:
 def collect_keys(meshes: Mapping[int, Mapping[str, Ints]]) -> tuple[Keys, dict[int, Ints]]:
     """The distinct table keys of all meshes, and the key of each row by pp."""
     names = ("tp", "cp", "ep", "etp", "microbatch_size")
-    stacked = [np.stack([rows[name] for name in names], axis=1) for rows in meshes.values()]
-    everything = np.concatenate(stacked) if stacked else np.zeros((0, 5), dtype=np.int64)
-    packed = _pack(everything)
-    _, first, inverse = np.unique(packed, return_index=True, return_inverse=True)
-    unique = everything[first]
-    keys = Keys(**{name: unique[:, column] for column, name in enumerate(names)})
+    columns = [np.concatenate([rows[name] for rows in meshes.values()] or [_NONE]) for name in names]
+    first, inverse = distinct_rows(*columns)
+    keys = Keys(**{name: column[first] for name, column in zip(names, columns, strict=True)})
     index: dict[int, Ints] = {}
     start = 0
-    for pp, rows in zip(meshes, stacked, strict=True):
-        index[pp] = inverse[start : start + len(rows)]
-        start += len(rows)
+    for pp, rows in meshes.items():
+        index[pp] = inverse[start : start + len(rows["tp"])]
+        start += len(rows["tp"])
     return keys, index
 
 
-def _pack(rows: Ints) -> NDArray[np.void]:
-    """Rows as single comparable values."""
-    contiguous = np.ascontiguousarray(rows)
-    return contiguous.view([("", contiguous.dtype)] * contiguous.shape[1]).ravel()
+_NONE = np.zeros(0, dtype=np.int64)
