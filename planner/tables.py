@@ -48,6 +48,9 @@ CP_KINDS = (CpKind.RING, CpKind.ULYSSES)
 CHEAP_MODULES = frozenset({"layernorm", "moe_act", "mla_up_proj"})
 """Modules that selective recomputation drops; unfused core attention as well (Megatron-Core's module names)."""
 
+MERGE_BYTES = 12
+"""Traffic of adding one element to an fp32 sum: two reads and a write."""
+
 EXACT_BYTES = 2**62
 """Above this, int64 bytes would wrap around."""
 
@@ -273,11 +276,13 @@ class _LayerCoster:
         costs = {}
         for kind in CP_KINDS:
             cp_forward, cp_backward = self.context_parallel_times(kind)
+            merge_forward, merge_backward = self.ring_merge_times(kind)
             hides = 1.0 if kind is CpKind.RING else 0.0
-            full = forward + tp_forward + ep_forward + np.maximum(0.0, cp_forward - hides * attention[0])
+            work = forward + merge_forward
+            full = work + tp_forward + ep_forward + np.maximum(0.0, cp_forward - hides * attention[0])
             costs[kind] = LayerCosts(
-                forward=forward,
-                input_grad=input_grad,
+                forward=work,
+                input_grad=input_grad + merge_backward,
                 weight_grad=weight_grad,
                 tp_forward=tp_forward,
                 tp_backward=tp_backward,
@@ -403,6 +408,24 @@ class _LayerCoster:
                 swapped = [size * self.tensor_elements(name) for name in (*op.inputs, op.output)]
                 once = sum(collectives.all_to_all_time(part, ranks, self.links) for part in swapped)
                 forward, backward = forward + once, backward + once
+        return forward, backward
+
+    def ring_merge_times(self, kind: CpKind) -> tuple[Floats, Floats]:
+        """Compute that a ring adds: each step's part is merged into fp32 sums, forward and backward [s].
+
+        ``(cp - 1)`` steps; forward the output, backward the gradients of query, key and value are read, added to and
+        written.
+        """
+        forward, backward = self.zero, self.zero
+        if kind is not CpKind.RING:
+            return forward, backward
+        for op in self.layer.ops:
+            if op.kind is OpKind.ATTENTION:
+                output = self.tensor_elements(op.output)
+                inputs = sum(self.tensor_elements(name) for name in op.inputs)
+                steps = self.shards.cp - 1
+                forward = forward + steps * memory_time(MERGE_BYTES * output, self.cluster.device)
+                backward = backward + steps * memory_time(MERGE_BYTES * inputs, self.cluster.device)
         return forward, backward
 
     def saved(self, kind: Kind) -> Ints:

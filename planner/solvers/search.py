@@ -455,7 +455,7 @@ class BestFirst:
         first = int(np.argmin(bounds))
         if not self.closed(bounds[first]):
             durations = durations_of(queue.plans, first, pp, self.job)
-            step = simulate_step(durations, pp, vpp, num_microbatches)
+            step = simulate_step(durations, pp, vpp, num_microbatches, every_action=True)
             self.num_evaluated += 1
             if pool.add(step):
                 bounds = np.maximum(bounds, pool.bounds(queue.plans, self.job))

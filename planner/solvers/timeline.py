@@ -62,11 +62,15 @@ class Step:
     """When each action runs."""
 
 
-def simulate_step(durations: Durations, pp: int, vpp: int, num_microbatches: int) -> Step:
-    """The step of one candidate, action by action."""
+def simulate_step(
+    durations: Durations, pp: int, vpp: int, num_microbatches: int, *, every_action: bool = False
+) -> Step:
+    """The exact step of one candidate; with every action's time kept where its path is wanted."""
     order = compile_order(schedule_name(vpp), pp, vpp, num_microbatches)
     link = to_ticks(durations.link)
-    timeline = simulate(order, to_ticks(durations.forward), to_ticks(durations.backward), link, link)
+    timeline = simulate(
+        order, to_ticks(durations.forward), to_ticks(durations.backward), link, link, every_action=every_action
+    )
     ends = timeline.rank_finish * TICK + durations.exposed
     last = int(np.argmax(ends))
     return Step(time=float(ends[last]) + durations.update, last_rank=last, timeline=timeline)
