@@ -153,7 +153,7 @@ class Entries:
 
     def take(self, index: Any) -> Entries:
         """Some of the rows."""
-        values = {}
+        values: dict[str, Any] = {}
         for name in self.__slots__:
             value = getattr(self, name)
             values[name] = value.take(index) if isinstance(value, Group) else value[..., index]

@@ -96,7 +96,7 @@ class TimeBreakdown:
     @property
     def total(self) -> float:
         """The step time [s]."""
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

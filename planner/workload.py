@@ -82,6 +82,11 @@ class Workload:
         master = 4 if self.element_bytes < 4 else 0
         return 4 * MOMENTS[self.optimizer] + master
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of weights, gradients and optimizer states per parameter."""
+        return self.element_bytes + self.gradient_bytes + self.optimizer_bytes
+
     def to_json(self) -> dict[str, object]:
         """Plain JSON values."""
         return {name: str(value) if isinstance(value, StrEnum) else value for name, value in asdict(self).items()}

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 SAFETY = 1 - 1e-12
-"""Bounds are floats summed in another order than estimates: taken off so that rounding cannot lift one over the other."""
+"""Taken off bounds: they are summed in another order than estimates, and rounding must not lift one over the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

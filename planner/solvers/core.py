@@ -67,7 +67,7 @@ def enumerate_meshes(num_devices: int, facts: ModelFacts, target: Target, fixed:
 
 
 def _hold(
-    columns: dict[str, Ints], pp: int, vpp: int, num_devices: int, facts: ModelFacts, target: Target, fixed: Fixed
+    columns: dict[str, Any], pp: int, vpp: int, num_devices: int, facts: ModelFacts, target: Target, fixed: Fixed
 ) -> tuple[NDArray[np.bool_], Counter[str]]:
     """Rows that keep the target's core rules, and outer rows that each rule cuts first."""
     candidate = Candidate(
@@ -138,7 +138,9 @@ class CoreSpace:
         self._shapes: dict[tuple[int, int, int], Shape | None] = {}
 
     def mesh_groups(self) -> Iterator[MeshGroup]:
-        """Every mesh once, in order of pp; counts of what is cut grow as it goes."""
+        """Every mesh once, in order of pp; the counts of what is cut start anew and grow as it goes."""
+        self.cut.clear()
+        self.space_size = 0
         for pp, rows in self.meshes.by_pp.items():
             vpps = self._vpps(pp)
             rejected = self.meshes.rejected[pp]

@@ -91,12 +91,12 @@ def outer_entries(
     context = np.where(sharded, mesh.cp, 1)
     expert_axis = mesh.dp * mesh.cp * mesh.tp // (mesh.ep * mesh.etp)
     expert_shards = np.where(sharded, np.maximum(1, expert_axis // replicas), 1)
-    stride = np.where(
+    stride: Any = np.where(
         rows.rank_order == 0,
         pipeline_stride(mesh.tp, mesh.cp, mesh.dp, ORDERS[0]),
         pipeline_stride(mesh.tp, mesh.cp, mesh.dp, ORDERS[1]),
     )
-    data = np.where(
+    data: Any = np.where(
         rows.rank_order == 0,
         data_stride(mesh.tp, mesh.cp, mesh.pp, ORDERS[0]),
         data_stride(mesh.tp, mesh.cp, mesh.pp, ORDERS[1]),

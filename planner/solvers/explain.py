@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 
-from hardware import Cluster
 from hardware.units import format_bytes
-from planner.cost import JobCosts
-from planner.graph import ModelGraph
-from planner.plan import Prediction
-from planner.solvers.result import Infeasibility
-from planner.solvers.search import BestFirst
+from planner.plan import Plan, Prediction
 
 
 def why_it_loses(best: Prediction, other: Prediction) -> str:
@@ -27,28 +23,46 @@ def why_it_loses(best: Prediction, other: Prediction) -> str:
     return text
 
 
-def explain_infeasible(model: ModelGraph, cluster: Cluster, job: JobCosts, loop: BestFirst) -> Infeasibility:
-    """Why nothing fits, from the least memory that any candidate needs."""
-    capacity = cluster.device.memory
-    if not math.isfinite(loop.least_need):
-        message = "No candidate keeps the rules: " + _cut_by(loop)
-        return Infeasibility(
-            message=message,
-            nearest_need=None,
-            budget=job.budget,
-            suggestion="change the keys that are fixed, the global batch size or the number of devices",
-        )
-    missing = loop.least_need - job.budget
-    message = (
-        f"No plan fits {model.name} on {cluster.num_devices} x {cluster.device.name}: the best attempt still needs "
-        f"{format_bytes(math.ceil(loop.least_need))} on its fullest device, {format_bytes(math.ceil(missing))} more than "
-        f"the {format_bytes(job.budget)} usable of {format_bytes(capacity)}."
-    )
-    return Infeasibility(
-        message=message, nearest_need=loop.least_need, budget=job.budget, suggestion="use more devices or larger ones"
+def miss_in_prose(plan: Plan) -> str:
+    """Which stage of a plan that does not fit needs how many bytes for what."""
+    prediction, strategy = plan.prediction, plan.strategy
+    stage = max(prediction.memory_by_stage, key=lambda memory: (memory.total, -memory.rank))
+    terms = {name: getattr(stage, name) for name in MEMORY_TERMS}
+    said = ", ".join(f"{name} {format_bytes(terms[name])}" for name in MEMORY_TERMS if terms[name])
+    degrees = " ".join(f"{name}={value}" for name, value in strategy.degrees.items() if value > 1) or "one device"
+    free = prediction.capacity - prediction.budget
+    return (
+        f"The candidate that needs least memory ({degrees}, zero_stage={strategy.zero_stage}, "
+        f"microbatch_size={strategy.microbatch_size}, recompute={strategy.recompute}) needs "
+        f"{format_bytes(stage.total)} on pipeline rank {stage.rank} ({said}), "
+        f"{format_bytes(stage.total - prediction.budget)} more than the {format_bytes(prediction.budget)} usable "
+        f"({format_bytes(prediction.capacity)} less {format_bytes(free)} headroom and reserve)."
     )
 
 
-def _cut_by(loop: BestFirst) -> str:
-    sizes = sorted(loop.frontier.sizes.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} cuts {size}" for name, size in sizes) or "the space is empty"
+def memory_that_fits(need: int, headroom: float, reserve: int) -> int:
+    """Least device memory whose usable part reaches a need [bytes]."""
+    memory = math.ceil((need + reserve) / (1 - headroom))
+    while int(memory * (1 - headroom)) - reserve < need:
+        memory += 1
+    return memory
+
+
+def headroom_that_fits(need: int, memory: int, reserve: int) -> float | None:
+    """Largest headroom, in whole thousandths, that leaves a need; ``None`` where none does."""
+    if memory - reserve < need:
+        return None
+    thousandths = math.floor((1 - (need + reserve) / memory) * 1000)
+    while thousandths > 0 and int(memory * (1 - thousandths / 1000)) - reserve < need:
+        thousandths -= 1
+    return thousandths / 1000
+
+
+def cut_by(sizes: Mapping[str, int]) -> str:
+    """What closed how many candidates, the largest first."""
+    ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {size:,}" for name, size in ordered) or "the space is empty"
+
+
+MEMORY_TERMS = ("weights", "gradients", "optimizer", "activations", "transient", "gathered", "runtime")
+"""Terms of a stage's memory in the order in which people read them."""

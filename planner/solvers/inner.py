@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,11 +116,11 @@ class InnerProblem:
     def __len__(self) -> int:
         return len(self.row)
 
-    def _per_stage(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+    def _per_stage(self, values: Any) -> Any:
         """Sum over the layers of each stage. [type, candidate] -> [stage, candidate]"""
         return np.einsum("kst,tk->sk", self.counts, values)
 
-    def _per_rank(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+    def _per_rank(self, values: Any) -> Any:
         """Sum over the layers of each rank. [type, candidate] -> [rank, candidate]"""
         return np.einsum("krt,tk->rk", self.rank_counts, values)
 
@@ -176,7 +177,7 @@ class InnerProblem:
         return part
 
     def spread(self, per_rank: Ints) -> Ints:
-        """Per-rank counts as counts of each stage, at most the stage's layers. [rank, candidate] -> [stage, candidate]"""
+        """Per-rank counts for each stage, at most its layers. [rank, candidate] -> [stage, candidate]"""
         return np.minimum(np.tile(per_rank, (self.layouts.vpp, 1)), self.layouts.layers[self.layout].T)
 
     def plans(self, kind: Kind, num_layers: Ints) -> StagePlans:
@@ -237,7 +238,7 @@ def solve_pairs(problem: InnerProblem, choice: RecomputeChoice) -> Solved:
     return Solved(plans=join_plans(parts), least_need=least_need)
 
 
-def _least_recompute(problem: InnerProblem, kind: Kind, choice: RecomputeChoice) -> tuple[Bools, Ints, Floats]:
+def _least_recompute(problem: InnerProblem, kind: Kind, choice: RecomputeChoice) -> tuple[Bools, Ints, Ints]:
     """Which pairs fit, their least recomputed layers per stage, and their least need. [.., candidate]
 
     Memory falls as more layers recompute, but for the working memory of the first one: counts 0 and 1 are looked at,
@@ -253,7 +254,7 @@ def _least_recompute(problem: InnerProblem, kind: Kind, choice: RecomputeChoice)
     if kind is Kind.NONE or not choice.partial or (choice.uniform and kind is Kind.SELECTIVE):
         count = np.full(shape, 0 if kind is Kind.NONE else longest)
         need = totals(count)
-        return (need <= budget).all(axis=0), problem.spread(count), need.max(axis=0)
+        return np.asarray((need <= budget).all(axis=0)), problem.spread(count), np.asarray(need.max(axis=0))
     most = np.full(shape, longest)
     need = totals(most)
     fits = (need <= budget).all(axis=0)
@@ -268,7 +269,7 @@ def _least_recompute(problem: InnerProblem, kind: Kind, choice: RecomputeChoice)
     plain_allowed = Recompute.NONE in choice.kinds and not choice.uniform
     least = np.where(none, 0, high) if plain_allowed else high
     fits |= (totals(least) <= budget).all(axis=0)
-    return fits, problem.spread(least), np.asarray(need.max(axis=0), dtype=np.float64)
+    return np.asarray(fits), problem.spread(least), np.asarray(need.max(axis=0))
 
 
 def chain_bounds(plans: StagePlans, num_microbatches: int, pp: int, vpp: int, job: JobCosts) -> Floats:

@@ -44,10 +44,10 @@ class Layouts:
     def rank_counts(self) -> Ints:
         """Layers by type on each pipeline rank. [layout, rank, type]"""
         shape = (self.num_layouts, self.vpp, self.pp, self.counts.shape[2])
-        return self.counts.reshape(shape).sum(axis=1)
+        return np.asarray(self.counts.reshape(shape).sum(axis=1))
 
     def first_layers(self, num_layers: Ints, layout: Ints) -> Ints:
-        """Types of the first `num_layers` counted layers of each stage. [candidate, stage] -> [candidate, stage, type]"""
+        """Types of the first layers of each stage. [candidate, stage] -> [candidate, stage, type]"""
         layers = self.layers[layout]
         starts = np.cumsum(layers, axis=1) - layers
         prefix = self.chain.prefix

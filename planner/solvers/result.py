@@ -66,16 +66,24 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasibility:
-    """Why nothing fits."""
+    """Why nothing fits, and what would."""
 
     message: str
-    """In prose: which stage needs how many bytes for what, and against what."""
-    nearest_need: float | None
-    """Least memory of the fullest device over all candidates that keep the rules [bytes]."""
+    """In prose: which stage of the nearest miss needs how many bytes for what, and against what."""
+    nearest: Plan | None
+    """The candidate whose fullest device needs least; ``None`` where no candidate keeps the rules."""
+    missing: int | None
+    """Bytes that the nearest miss lacks on its fullest device."""
     budget: int
     """What a plan may use of a device [bytes]."""
+    fits_with_memory: int | None
+    """Least device memory with which the nearest miss would fit, all else equal [bytes]."""
+    fits_with_headroom: float | None
+    """Largest headroom with which it would fit; ``None`` where even none is too much."""
+    fits_with_devices: int | None
+    """Number of devices of the same nodes that would fit; ``None`` where none was found."""
     suggestion: str
-    """The smallest change that would fit."""
+    """The smallest change that would fit, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

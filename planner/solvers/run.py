@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from costmodels.stacks import load_stack
-from hardware import Cluster
+from hardware import Cluster, Level
+from hardware.units import format_bytes
 from planner.check import check_plan
-from planner.cost import JobCosts, compose_layers, job_costs
+from planner.cost import JobCosts, LayerTimes, compose_layers, job_costs
 from planner.graph import ModelGraph
 from planner.plan import Plan, Proof, Termination, rounded
 from planner.solvers.bounds import RecomputeChoice
 from planner.solvers.core import CoreSpace, enumerate_meshes
 from planner.solvers.estimate import estimate_strategy, provenance, usable_headroom
-from planner.solvers.explain import explain_infeasible, why_it_loses
+from planner.solvers.explain import cut_by, headroom_that_fits, memory_that_fits, miss_in_prose, why_it_loses
 from planner.solvers.fixed_rules import fixed_problems
 from planner.solvers.layouts import model_chain
-from planner.solvers.result import Alternative, Limits, Progress, ProgressCallback, SearchResult
+from planner.solvers.least_memory import LeastMemory, NearestMiss
+from planner.solvers.result import Alternative, Infeasibility, Limits, Progress, ProgressCallback, SearchResult
 from planner.solvers.search import BestFirst, Found, rank_key
 from planner.solvers.space import Fixed, parse_fixed
 from planner.strategy import CpKind, RankOrder, Recompute, Strategy
-from planner.tables import CP_KINDS, build_table
+from planner.tables import CP_KINDS, LayerTable, build_table
 from planner.targets import Target, load_target, model_facts
 from planner.workload import Workload
 
@@ -96,9 +98,11 @@ def search(
     """
     began = time.monotonic()
     job = _resolve(model, cluster, workload, target, objective, fix or {}, headroom, layouts, limits or Limits())
-    loop, costs = _loop(job, progress)
+    tables = _tables(job)
+    report = None if progress is None else _reporter(progress)
+    loop = BestFirst(tables.space, tables.times, tables.table, tables.costs, tables.recompute, job.limits, report)
     loop.run()
-    result = _result(job, loop, costs)
+    result = _result(job, loop, tables)
     return replace(result, search_time=time.monotonic() - began)
 
 
@@ -115,7 +119,7 @@ def _resolve(
 ) -> _Job:
     problems = []
     values: dict[str, object] = {}
-    readers = {
+    readers: dict[str, Callable[[], object]] = {
         "target": lambda: load_target(target),
         "fixed": lambda: parse_fixed(fix),
         "headroom": lambda: usable_headroom(workload, headroom),
@@ -145,12 +149,23 @@ def _check_fixed(job: _Job) -> None:
         raise ValueError("\n".join(problems))
 
 
-def _loop(job: _Job, progress: ProgressCallback | None) -> tuple[BestFirst, JobCosts]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tables:
+    """What the searches of one job share."""
+
+    space: CoreSpace
+    times: LayerTimes
+    table: LayerTable
+    costs: JobCosts
+    recompute: RecomputeChoice
+
+
+def _tables(job: _Job) -> _Tables:
     stack = load_stack(job.workload.stack)
-    costs = job_costs(job.cluster, job.workload, stack.overlap, job.headroom)
     facts = model_facts(job.model, job.workload)
     meshes = enumerate_meshes(job.cluster.num_devices, facts, job.target, job.fixed)
     table = build_table(job.model, job.cluster, job.workload, stack, meshes.keys, job.fixed.sequence_parallel)
+    times = compose_layers(table)
     space = CoreSpace(
         meshes,
         model_chain(job.model, table.layer_types),
@@ -160,16 +175,20 @@ def _loop(job: _Job, progress: ProgressCallback | None) -> tuple[BestFirst, JobC
         job.cluster.num_devices,
         table.valid,
     )
-    recompute = RecomputeChoice(
-        kinds=job.fixed.kinds(),
-        partial="recompute" not in job.fixed.words,
-        uniform=job.target.uniform_recompute,
+    return _Tables(
+        space=space,
+        times=times,
+        table=replace(table, costs={}),  # composed into times; large clusters have large tables
+        costs=job_costs(job.cluster, job.workload, stack.overlap, job.headroom),
+        recompute=RecomputeChoice(
+            kinds=job.fixed.kinds(),
+            partial="recompute" not in job.fixed.words,
+            uniform=job.target.uniform_recompute,
+        ),
     )
-    report = None if progress is None else _reporter(progress)
-    return BestFirst(space, compose_layers(table), table, costs, recompute, job.limits, report), costs
 
 
-def _reporter(progress: ProgressCallback):  # type: ignore[no-untyped-def]  # a closure handed on at once
+def _reporter(progress: ProgressCallback) -> Callable[[BestFirst, bool], None]:
     def report(loop: BestFirst, improved: bool) -> None:
         best = loop.champion
         bound = loop.open_bound
@@ -188,7 +207,7 @@ def _reporter(progress: ProgressCallback):  # type: ignore[no-untyped-def]  # a 
     return report
 
 
-def strategy_of(found: Found) -> Strategy:
+def strategy_of(found: Found | NearestMiss) -> Strategy:
     """A found candidate as a strategy."""
     rows, mesh = found.rows, found.rows.mesh
     dp, shard = int(mesh.dp[0]), int(rows.dp_shard[0])
@@ -213,46 +232,113 @@ def strategy_of(found: Found) -> Strategy:
     )
 
 
-def _result(job: _Job, loop: BestFirst, costs: JobCosts) -> SearchResult:
+def _result(job: _Job, loop: BestFirst, tables: _Tables) -> SearchResult:
     best = loop.champion
     proof = _proof(job, loop, best)
     plan = None if best is None else _plan(job, best, proof)
-    others = sorted((found for found in loop.best.values() if found is not best), key=lambda found: found.order)
-    shown = max(NUM_ALTERNATIVES, job.limits.top - 1)
-    near = _near(job, loop, best) if best is not None else []
-    alternatives = []
-    for found in [*others[:shown], *[item for item in near if item not in others[:shown]]]:
-        assert plan is not None
-        other = _plan(job, found, None)
-        alternatives.append(
-            Alternative(
-                plan=other,
-                ratio=rounded(found.step_time / best.step_time) if best else math.nan,
-                reason=why_it_loses(plan.prediction, other.prediction),
-            )
-        )
     infeasibility = None
     if proof.termination is Termination.INFEASIBLE:
-        infeasibility = explain_infeasible(job.model, job.cluster, costs, loop)
+        infeasibility = _infeasibility(job, loop, tables)
     return SearchResult(
         plan=plan,
         proof=proof,
-        alternatives=tuple(alternatives),
+        alternatives=() if plan is None or best is None else _alternatives(job, loop, best, plan),
         infeasibility=infeasibility,
         interrupted=loop.interrupted,
         search_time=loop.seconds,
     )
 
 
-def _near(job: _Job, loop: BestFirst, best: Found) -> list[Found]:
-    """Candidates within the asked share of the best, each mesh once."""
-    if not job.limits.within:
-        return []
-    limit = best.step_time * (1 + job.limits.within)
-    return sorted(
-        (found for found in loop.best.values() if found is not best and found.step_time <= limit),
-        key=lambda found: found.order,
+DEVICE_FACTORS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Multiples of the cluster that are tried where nothing fits."""
+
+
+def _infeasibility(job: _Job, loop: BestFirst, tables: _Tables) -> Infeasibility:
+    """The nearest miss as a plan, and the smallest changes that would make it fit."""
+    miss = LeastMemory(tables.space, tables.times, tables.table, tables.costs, tables.recompute).run()
+    counts = f"Of {loop.space.space_size:,} candidates: {cut_by(loop.frontier.sizes)}."
+    budget = tables.costs.budget
+    if miss is None:
+        return Infeasibility(
+            message=f"No candidate keeps the rules of target {job.target.name}. {counts}",
+            nearest=None,
+            missing=None,
+            budget=budget,
+            fits_with_memory=None,
+            fits_with_headroom=None,
+            fits_with_devices=None,
+            suggestion="change the fixed keys, the global batch size or the number of devices",
+        )
+    nearest = _plan(job, miss, None)
+    reserve, memory = job.cluster.reserve, job.cluster.device.memory
+    headroom = headroom_that_fits(miss.need, memory, reserve)
+    larger = memory_that_fits(miss.need, job.headroom, reserve)
+    devices = _devices_that_fit(job)
+    changes = [f"{devices} devices of this kind"] if devices else []
+    if headroom is not None:
+        changes.append(f"a headroom of {headroom:.1%} in place of {job.headroom:.1%}")
+    changes.append(f"devices with {format_bytes(larger)} of memory")
+    return Infeasibility(
+        message=f"No plan fits. {miss_in_prose(nearest)} {counts}",
+        nearest=nearest,
+        missing=miss.need - budget,
+        budget=budget,
+        fits_with_memory=larger,
+        fits_with_headroom=headroom,
+        fits_with_devices=devices,
+        suggestion="It would fit with " + ", or with ".join(changes) + ".",
     )
+
+
+def _devices_that_fit(job: _Job) -> int | None:
+    """The least tried multiple of the cluster on which something fits."""
+    if job.fixed.numbers.keys() & {"dp", "dp_shard", "dp_replicate"}:
+        return None
+    for factor in DEVICE_FACTORS:
+        cluster = _multiple(job.cluster, factor)
+        if job.model.num_parameters * job.workload.state_bytes > cluster.num_devices * cluster.device.memory:
+            continue  # not even the states, spread evenly
+        tables = _tables(replace(job, cluster=cluster))
+        search_memory = LeastMemory(tables.space, tables.times, tables.table, tables.costs, tables.recompute)
+        miss = search_memory.run(enough=tables.costs.budget)
+        if miss is not None and miss.need <= tables.costs.budget:
+            return cluster.num_devices
+    return None
+
+
+def _multiple(cluster: Cluster, factor: int) -> Cluster:
+    """The same nodes, so many times as many, behind the outermost link."""
+    outer = cluster.levels[-1]
+    num_devices = cluster.num_devices * factor
+    if len(cluster.levels) > 1:
+        levels = (*cluster.levels[:-1], replace(outer, num_devices=num_devices))
+    else:
+        levels = (outer, Level(name="network", num_devices=num_devices, link=outer.link))
+    return replace(cluster, num_devices=num_devices, levels=levels)
+
+
+def _alternatives(job: _Job, loop: BestFirst, best: Found, plan: Plan) -> tuple[Alternative, ...]:
+    """Next best meshes: those asked for (proven), those within the asked share, and some runners-up to compare."""
+    if not loop.stopped:
+        loop.look_at_runners_up(NUM_ALTERNATIVES)
+    others = sorted((found for found in loop.best.values() if found is not best), key=lambda found: found.order)
+    proven = others[: job.limits.top - 1]
+    limit = best.step_time * (1 + job.limits.within)
+    near = [found for found in others[len(proven) :] if job.limits.within and found.step_time <= limit]
+    rest = sorted([*others[len(proven) + len(near) :], *loop.runners_up], key=lambda found: found.order)
+    chosen = [*proven, *near]
+    chosen += rest[: max(0, NUM_ALTERNATIVES - len(chosen))]
+    alternatives = []
+    for found in chosen:
+        other = _plan(job, found, None)
+        alternatives.append(
+            Alternative(
+                plan=other,
+                ratio=rounded(found.step_time / best.step_time),
+                reason=why_it_loses(plan.prediction, other.prediction),
+            )
+        )
+    return tuple(alternatives)
 
 
 def _proof(job: _Job, loop: BestFirst, best: Found | None) -> Proof:
@@ -297,7 +383,7 @@ def _scope(job: _Job) -> str:
     return "; ".join(parts)
 
 
-def _plan(job: _Job, found: Found, proof: Proof | None) -> Plan:
+def _plan(job: _Job, found: Found | NearestMiss, proof: Proof | None) -> Plan:
     strategy = strategy_of(found)
     estimate = estimate_strategy(job.model, job.cluster, job.workload, strategy, job.headroom)
     plan = Plan(
@@ -312,7 +398,7 @@ def _plan(job: _Job, found: Found, proof: Proof | None) -> Plan:
         provenance=provenance(job.cluster, job.workload, estimate.sources),
     )
     problems = check_plan(plan)
-    if rank_key(estimate.prediction.step_time) != rank_key(found.step_time):
+    if isinstance(found, Found) and rank_key(estimate.prediction.step_time) != rank_key(found.step_time):
         problems = [
             *problems,
             f"the search found {found.step_time} s, the estimate says {estimate.prediction.step_time} s",

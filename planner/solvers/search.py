@@ -1,7 +1,8 @@
 """Best first: a queue pops the least bound and refines it, until the next bound is no better than the best plan.
 
 Four kinds of items share one order: meshes with vpp open and core rows (both B0), outer rows (B1) and complete
-candidates (B2: paths, then the simulator). Pruned parts are only counted, with the least bound among them: together they are the proof.
+candidates (B2: paths, then the simulator). Pruned parts are only counted, with the least bound among them: together
+they are the proof.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class BestFirst:
         self.frontier = Frontier()
         self.num_bounded = self.num_evaluated = 0
         self.best: dict[tuple[int, ...], Found] = {}
-        self.near: list[Found] = []
+        self.runners_up: list[Found] = []
         self.least_need = math.inf
         self.stopped = False
         self.interrupted = False
@@ -180,6 +181,7 @@ class BestFirst:
         self._counter = itertools.count()
         self._outer: list[tuple[float, int, OuterBatch]] = []
         self._candidates: list[tuple[float, int, Candidates]] = []
+        self._losers: list[tuple[float, int, OuterRows]] = []
         self._pools: dict[tuple[int, int, int], PathPool] = {}
         self._in_flight: dict[tuple[int, int, int], list[Ints]] = {}
         self._core: list[tuple[float, int, CoreBatch]] = []
@@ -367,6 +369,8 @@ class BestFirst:
         worse = fits & (bound.time >= self.threshold)
         if worse.any():
             self.frontier.close("bound (B1)", int(worse.sum()), float(bound.time[worse].min()))
+            least = int(np.argmin(np.where(worse, bound.time, math.inf)))
+            self._losers.append((float(bound.time[least]), group.vpp, rows.take(slice(least, least + 1))))
         kept = np.nonzero(fits & ~worse)[0]
         counts = rows.mesh.num_microbatches[kept]
         for value in np.unique(counts):
@@ -399,6 +403,7 @@ class BestFirst:
             open_rows = int(np.searchsorted(batch.bounds, self.threshold, side="left"))
             if open_rows == 0:
                 self.frontier.close("bound (B1)", len(batch.rows), float(batch.bounds[0]))
+                self._losers.append((float(batch.bounds[0]), batch.vpp, batch.rows.take(slice(0, 1))))
                 return
             size = min(size, open_rows)
         if size < len(batch.rows):
@@ -415,13 +420,8 @@ class BestFirst:
 
     def _solve_inner(self, batch: OuterBatch, rows: OuterRows, bounds: Floats) -> None:
         shape = (batch.pp, batch.vpp, batch.num_microbatches)
-        layouts = self.space.layouts(batch.pp, batch.vpp)
-        assert layouts is not None
-        if shape not in self._in_flight:
-            self._in_flight[shape] = in_flight(*shape)
-        entries = outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes)
-        row, layout = (part.ravel() for part in np.indices((len(rows), layouts.num_layouts)))
-        problem = InnerProblem(entries, layouts, self._in_flight[shape], self.job, row, layout)
+        problem = self._problem(shape, rows)
+        row = problem.row
         without = problem.plans(Kind.NONE, problem.no_layers())
         low = np.maximum(self._path_bounds(without, shape), bounds[row])
         closed = low >= self.threshold
@@ -472,10 +472,49 @@ class BestFirst:
         known = self.best.get(found.mesh_key)
         if known is None or found.order < known.order:
             self.best[found.mesh_key] = found
-        if self.limits.within:
-            self.near.append(found)
         if self.report and (before is None or found.order < before.order):
             self.report(self, True)
+
+    # Runners-up: evaluated after the proof, for people
+
+    def look_at_runners_up(self, count: int) -> None:
+        """Evaluate the most promising rows of meshes that the proof closed by a bound, `count` meshes at most.
+
+        They are good plans, not proven to be the next best ones.
+        """
+        self._losers += [(low, outer.vpp, outer.rows.take(slice(0, 1))) for low, _, outer in self._outer]
+        seen = set(self.best)
+        for _, vpp, rows in sorted(self._losers, key=lambda item: item[:2]):
+            if len(seen) - len(self.best) >= count:
+                break
+            mesh = rows.mesh
+            key = (int(mesh.tp[0]), mesh.pp, int(mesh.cp[0]), int(mesh.ep[0]), int(mesh.etp[0]))
+            if key not in seen and self._look_at(vpp, rows):
+                seen.add(key)
+
+    def _look_at(self, vpp: int, rows: OuterRows) -> bool:
+        """Evaluate the best-bounded candidate of one outer row; whether any fits."""
+        shape = (rows.mesh.pp, vpp, int(rows.mesh.num_microbatches[0]))
+        solved = solve_pairs(self._problem(shape, rows), self.recompute).plans
+        if not len(solved):
+            return False
+        low = self._path_bounds(solved, shape)
+        best = solved.take(np.array([int(np.argmin(low))]))
+        step = simulate_step(durations_of(best, 0, shape[0], self.job), *shape)
+        queue = Candidates(shape=shape, plans=best, rows=rows, bounds=low)
+        found = _found(step.time, queue, 0, self.space)
+        self.runners_up.append(found)
+        return True
+
+    def _problem(self, shape: tuple[int, int, int], rows: OuterRows) -> InnerProblem:
+        """The inner problem of some outer rows over all layouts."""
+        layouts = self.space.layouts(shape[0], shape[1])
+        assert layouts is not None
+        if shape not in self._in_flight:
+            self._in_flight[shape] = in_flight(*shape)
+        entries = outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes)
+        row, layout = (part.ravel() for part in np.indices((len(rows), layouts.num_layouts)))
+        return InnerProblem(entries, layouts, self._in_flight[shape], self.job, row, layout)
 
     # The end
 

@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,7 +162,7 @@ class MeshRows:
     num_outer: Ints
     """Outer rows below each."""
 
-    def take(self, index: Ints | Bools) -> MeshRows:
+    def take(self, index: Any) -> MeshRows:
         """Some of the rows."""
         values = {name: getattr(self, name)[index] for name in self.__slots__ if name != "pp"}
         return MeshRows(pp=self.pp, **values)
