@@ -1,0 +1,98 @@
+"""What reaches the terminal: the result on stdout, progress and hints on stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from hardware.units import format_count, format_time
+from planner.solvers.result import Progress
+
+QUIET_SECONDS = 1.0
+"""Shorter runs show no progress."""
+HEARTBEAT_SECONDS = 5.0
+"""Between lines where stderr is no terminal."""
+REFRESH_SECONDS = 0.1
+"""Between updates of the line on a terminal."""
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """Whether escapes may be written to a stream."""
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def emit(text: str) -> None:
+    """Write the result to stdout; a reader that has gone away is no error."""
+    try:
+        reconfigure = getattr(sys.stdout, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")  # where the terminal's encoding lacks a sign
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # for the flush at the exit
+
+
+def emit_json(values: Mapping[str, object]) -> None:
+    """Write one JSON object to stdout."""
+    emit(json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def hint(text: str, *, quiet: bool = False) -> None:
+    """Write a line for people to stderr."""
+    if not quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
+class ProgressLine:
+    """Shows a search on stderr: one line that changes on a terminal, else lines now and then."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._live = self._stream.isatty()
+        self._shown = -math.inf
+        self._drawn = False
+
+    def __call__(self, progress: Progress) -> None:
+        """Show a moment, unless it is too early or too soon."""
+        if progress.seconds < QUIET_SECONDS:
+            return
+        pause = REFRESH_SECONDS if self._live else HEARTBEAT_SECONDS
+        if progress.seconds - self._shown < pause and not (progress.improved and not self._live):
+            return
+        self._shown = progress.seconds
+        if self._live:
+            self._stream.write(f"\r\x1b[K{progress_text(progress)}")
+            self._drawn = True
+        else:
+            self._stream.write(("* " if progress.improved else "  ") + progress_text(progress) + "\n")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._drawn:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._drawn = False
+
+
+def progress_text(progress: Progress) -> str:
+    """A moment of a search in one line."""
+    degrees = " ".join(
+        f"{name}{value}"
+        for name, value in progress.degrees.items()
+        if value > 1 and name not in ("dp_shard", "dp_replicate")
+    )
+    bound = format_time(progress.lower_bound) if 0 < progress.lower_bound < math.inf else "-"
+    parts = [f"{progress.seconds:5.1f} s"]
+    if progress.best is None:
+        parts.append(f"no plan yet, bound {bound}")
+    else:
+        gap = 1 - min(progress.lower_bound, progress.best) / progress.best
+        parts.append(f"best {format_time(progress.best)} {degrees or '1 device'}, bound {bound}, gap {gap:.1%}")
+    parts.append(f"{format_count(progress.num_bounded)} bounded, {format_count(progress.num_evaluated)} simulated")
+    return "  ".join(parts)
