@@ -33,7 +33,7 @@ def ceil_div(value: Integer, divisor: Integer) -> Integer:
 
 def state_bytes(
     num_parameters: Integer,
-    shards: Integer,
+    share: Integer,
     zero_stage: Integer,
     *,
     weight_bytes: int,
@@ -46,8 +46,8 @@ def state_bytes(
     ----------
     num_parameters
         Parameters of the rank after tensor and expert parallelism.
-    shards
-        Ranks in the sharding group; 1 for DDP.
+    share
+        Parameters of one shard: ``ceil_div(num_parameters, shards)``.
     zero_stage
         0 keeps all three whole; 1 shards the optimizer, 2 also gradients, 3 also weights.
     weight_bytes, gradient_bytes, optimizer_bytes
@@ -56,10 +56,9 @@ def state_bytes(
     Notes
     -----
     bf16 with fp32 gradients and Adam: 18 bytes plain, ``6 + 12 / d`` with a sharded optimizer (Megatron-LM,
-    ``theoretical_memory_usage.py``). A shard is rounded up to a whole element. Left out here: gathered weights of
+    ``theoretical_memory_usage.py``). Left out here: gathered weights of
     ZeRO-3 and unsharded gradients of ZeRO-2/3, which are transients of a layer.
     """
-    share = ceil_div(num_parameters, shards)
     return StateBytes(
         weights=weight_bytes * _pick(zero_stage >= 3, share, num_parameters),
         gradients=gradient_bytes * _pick(zero_stage >= 2, share, num_parameters),
@@ -69,4 +68,6 @@ def state_bytes(
 
 def _pick(condition: Any, yes: Integer, no: Integer) -> Integer:
     """``yes`` where the condition holds, else ``no``; for numbers and arrays, without losing integers."""
+    if isinstance(condition, bool):
+        return yes if condition else no
     return condition * yes + (1 - condition) * no

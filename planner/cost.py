@@ -12,16 +12,16 @@ bound cannot exceed an estimate. What overlaps what is decided in this file, and
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodels.collectives import Affine, affine_time
 from costmodels.compute import optimizer_time
-from costmodels.memory import StateBytes, state_bytes
+from costmodels.memory import StateBytes, ceil_div, state_bytes
 from hardware import Cluster
 from planner.tables import CP_KINDS, Floats, Ints, LayerTable
 from planner.workload import Workload
@@ -35,44 +35,71 @@ ANY_CP_KIND = len(CP_KINDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
-    """Layer costs after overlap inside the layer, for each kind of context parallelism and the least over them."""
+    """Layer costs after overlap inside the layer, for each kind of context parallelism and the least over them.
+
+    Bytes and weights are whole numbers in floats, exact below 2**53, so that they can be summed by matrix products.
+    """
 
     forward: Floats
-    """[cp kind, type, key] [s]"""
+    """[type, cp kind, key] [s]"""
     backward: Floats
-    """Without recomputation. [cp kind, type, key] [s]"""
+    """Without recomputation. [type, cp kind, key] [s]"""
     recompute: Floats
-    """Added to the backward pass. [cp kind, kind, type, key] [s]"""
-    saved: Ints
-    """[cp kind, kind, type, key] [bytes]"""
-    transient: Ints
-    """[cp kind, kind, type, key] [bytes]"""
-    dense_parameters: Ints
+    """Added to the backward pass. [kind, type, cp kind, key] [s]"""
+    saved: Floats
+    """[kind, type, cp kind, key] [bytes]"""
+    transient: Floats
+    """[kind, type, cp kind, key] [bytes]"""
+    price: Floats
+    """Least recomputation time per byte freed over the types that may recompute; infinite where nothing is freed.
+    [kind, cp kind, key] [s/byte]"""
+    dense_parameters: Floats
     """[type, key]"""
-    expert_parameters: Ints
+    expert_parameters: Floats
     """[type, key]"""
 
 
-def compose_layers(table: LayerTable) -> LayerTimes:
-    """Layer costs from raw table columns, with the overlap of context parallelism decided."""
-    forward, backward, recompute, saved, transient = [], [], [], [], []
-    for kind in CP_KINDS:
-        costs = [table.costs[kind, name] for name in table.layer_types]
-        forward.append([_forward_time(cost) for cost in costs])
-        backward.append([_backward_time(cost) for cost in costs])
-        recompute.append(np.stack([cost.recompute for cost in costs], axis=1))
-        saved.append(np.stack([cost.saved for cost in costs], axis=1))
-        transient.append(np.stack([cost.transient for cost in costs], axis=1))
-    first = [table.costs[CP_KINDS[0], name] for name in table.layer_types]
+def compose_layers(table: LayerTable, body: Sequence[bool]) -> LayerTimes:
+    """Layer costs from raw table columns, with the overlap of context parallelism decided.
+
+    `body` says which layer types may recompute: all but embedding and head. [type]
+    """
+    by_kind = [[table.costs[kind, name] for name in table.layer_types] for kind in CP_KINDS]
+    recompute = _by_kind_and_type([[cost.recompute for cost in costs] for costs in by_kind])
+    saved = _by_kind_and_type([[cost.saved for cost in costs] for costs in by_kind])
     return LayerTimes(
-        forward=_with_least(forward),
-        backward=_with_least(backward),
-        recompute=_with_least(recompute),
-        saved=_with_least(saved),
-        transient=_with_least(transient),
-        dense_parameters=np.stack([cost.dense_parameters for cost in first]),
-        expert_parameters=np.stack([cost.expert_parameters for cost in first]),
+        forward=_by_type([[_forward_time(cost) for cost in costs] for costs in by_kind]),
+        backward=_by_type([[_backward_time(cost) for cost in costs] for costs in by_kind]),
+        recompute=recompute,
+        saved=saved,
+        transient=_by_kind_and_type([[cost.transient for cost in costs] for costs in by_kind]),
+        price=_least_price(recompute, saved, body),
+        dense_parameters=np.stack([cost.dense_parameters.astype(np.float64) for cost in by_kind[0]]),
+        expert_parameters=np.stack([cost.expert_parameters.astype(np.float64) for cost in by_kind[0]]),
     )
+
+
+def _by_type(values: Sequence[Sequence[Any]]) -> Floats:
+    """[cp kind][type] of [key] -> [type, cp kind and the least, key]"""
+    array = np.stack([np.stack(row) for row in values], axis=1).astype(np.float64)
+    return np.concatenate([array, array.min(axis=1, keepdims=True)], axis=1)
+
+
+def _by_kind_and_type(values: Sequence[Sequence[Any]]) -> Floats:
+    """[cp kind][type] of [kind, key] -> [kind, type, cp kind and the least, key]"""
+    array = np.stack([np.stack(row, axis=1) for row in values], axis=2).astype(np.float64)
+    return np.concatenate([array, array.min(axis=2, keepdims=True)], axis=2)
+
+
+def _least_price(recompute: Floats, saved: Floats, body: Sequence[bool]) -> Floats:
+    price = np.full((recompute.shape[0], *recompute.shape[2:]), np.inf)
+    for index in np.flatnonzero(np.asarray(body)):
+        freed = saved[0, index] - saved[:, index]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each = np.where(freed > 0, recompute[:, index] / freed, np.inf)
+        price = np.minimum(price, each)
+    price[:, -1] = price[:, :-1].min(axis=1)  # least entries: not the ratio of the least
+    return price
 
 
 def _forward_time(cost: Any) -> Floats:
@@ -83,11 +110,6 @@ def _forward_time(cost: Any) -> Floats:
 def _backward_time(cost: Any) -> Floats:
     ring = np.maximum(0.0, cost.cp_backward - cost.attention_backward)
     return np.asarray(cost.input_grad + cost.weight_grad + cost.tp_backward + cost.ep_forward + ring)
-
-
-def _with_least(values: Sequence[Any]) -> NDArray[Any]:
-    array = np.asarray(values)
-    return np.concatenate([array, array.min(axis=0, keepdims=True)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,18 +142,20 @@ class Entries:
     """[type, row] [s]"""
     recompute: Floats
     """[kind, type, row] [s]"""
-    saved: Ints
+    saved: Floats
     """[kind, type, row] [bytes]"""
-    transient: Ints
-    """[kind, type, row] [bytes]"""
-    dense_parameters: Ints
+    transient: Floats
+    """[kind, type, row] [bytes]; bounds need no kind but NONE."""
+    price: Floats
+    """Least recomputation time per byte freed. [kind, row] [s/byte]"""
+    dense_parameters: Floats
     """[type, row]"""
-    expert_parameters: Ints
+    expert_parameters: Floats
     """[type, row]"""
     num_microbatches: Ints
     """[row]"""
-    zero_stage: Ints
-    """[row]; 3 while it is open, with free groups."""
+    zero_stage: Any
+    """[row], or one for all rows: 3 while it is open, with free groups."""
     dense_shards: Ints
     """[row]"""
     expert_shards: Ints
@@ -150,6 +174,11 @@ class Entries:
     """All-reduce of shared weights between the first and the last stage. [row] [s]"""
     shared_parameters: Ints
     """Weights that are held once where first and last stage are the same rank. [row]"""
+
+    @property
+    def open(self) -> bool:
+        """Whether sharding and placement are still open: nothing of data parallelism costs time."""
+        return self.dense_shard_group is FREE
 
     def take(self, index: Any) -> Entries:
         """Some of the rows."""
@@ -208,7 +237,7 @@ class RowTimes:
 
 def compose(entries: Entries, job: JobCosts) -> RowTimes:
     """Layer times of outer rows: table times plus what ZeRO-2/3 communication does not hide."""
-    if np.all(entries.zero_stage < 2) or entries.dense_shard_group is FREE:
+    if entries.open or not np.any(entries.zero_stage >= 2):
         return RowTimes(forward=entries.forward, backward=entries.backward)
     gather = (entries.zero_stage >= 3) * _exchange(entries, job.weight_bytes)
     reduce = (entries.zero_stage >= 2) * _exchange(entries, job.gradient_bytes)
@@ -243,8 +272,16 @@ class RankTails:
         return self.optimizer + self.gather
 
 
-def rank_tails(dense: Number, expert: Number, entries: Entries, job: JobCosts) -> RankTails:
-    """End of the step on a rank that holds so many weights (last axis: row)."""
+def rank_tails(dense: Number, expert: Number, entries: Entries, job: JobCosts, *, whole: bool = True) -> RankTails:
+    """End of the step on a rank that holds so many weights (last axis: row); `whole` as in `rank_states`."""
+    split = ceil_div if whole else operator.truediv
+    owned = split(dense, entries.dense_shards) + split(expert, entries.expert_shards)
+    step = optimizer_time(
+        (job.optimizer_bytes + job.weight_bytes) * owned, job.gradient_bytes * owned, job.cluster.device
+    )
+    if entries.open:
+        nothing = np.zeros_like(owned)
+        return RankTails(reduction=nothing, optimizer=np.asarray(step), gather=nothing)
     zero, shards = entries.zero_stage, entries.dense_shards
     reduction = _reduction(dense, shards, zero, entries.dense_shard_group, entries.dense_replica_group, job)
     reduction = reduction + _reduction(
@@ -254,10 +291,6 @@ def rank_tails(dense: Number, expert: Number, entries: Entries, job: JobCosts) -
     gather = gathers * (
         (dense > 0) * entries.dense_shard_group.exchange_time(job.weight_bytes * dense)
         + (expert > 0) * entries.expert_shard_group.exchange_time(job.weight_bytes * expert)
-    )
-    owned = -(-dense // shards) - (-expert // entries.expert_shards)
-    step = optimizer_time(
-        (job.optimizer_bytes + job.weight_bytes) * owned, job.gradient_bytes * owned, job.cluster.device
     )
     return RankTails(reduction=np.asarray(reduction), optimizer=np.asarray(step), gather=np.asarray(gather))
 
@@ -277,16 +310,22 @@ def exposed_reduction(reduction: Number, last_backward: Number, job: JobCosts) -
     return np.maximum(0.0, reduction - job.overlap * last_backward)
 
 
-def rank_states(dense: Number, expert: Number, entries: Entries, job: JobCosts) -> tuple[StateBytes, StateBytes]:
-    """States of a rank that holds so many dense and expert weights (last axis: row)."""
+def rank_states(
+    dense: Number, expert: Number, entries: Entries, job: JobCosts, *, whole: bool = True
+) -> tuple[StateBytes, StateBytes]:
+    """States of a rank that holds so many dense and expert weights (last axis: row).
+
+    A shard is a whole number of weights; a bound may leave out the rounding up (`whole` false), which is slow in bulk.
+    """
+    split = ceil_div if whole else operator.truediv
     sizes = {
         "weight_bytes": job.weight_bytes,
         "gradient_bytes": job.gradient_bytes,
         "optimizer_bytes": job.optimizer_bytes,
     }
     return (
-        state_bytes(dense, entries.dense_shards, entries.zero_stage, **sizes),
-        state_bytes(expert, entries.expert_shards, entries.zero_stage, **sizes),
+        state_bytes(dense, split(dense, entries.dense_shards), entries.zero_stage, **sizes),
+        state_bytes(expert, split(expert, entries.expert_shards), entries.zero_stage, **sizes),
     )
 
 
@@ -295,8 +334,6 @@ def gathered_bytes(dense_layer: Number, expert_layer: Number, entries: Entries, 
 
     ZeRO-3 holds two layers' weights (the one at work and the next); ZeRO-2/3 one layer's whole gradients.
     """
-    if entries.dense_shard_group is FREE:
-        return 0
     layer = dense_layer + expert_layer
     zero = entries.zero_stage
     return ((zero >= 3) * 2 * job.weight_bytes + (zero >= 2) * job.gradient_bytes) * layer

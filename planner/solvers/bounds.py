@@ -16,26 +16,14 @@ from numpy.typing import NDArray
 
 from planner.cost import Entries, JobCosts, compose, exposed_reduction, gathered_bytes, rank_states, rank_tails
 from planner.solvers.shapes import Shape
+from planner.solvers.space import RecomputeChoice
 from planner.strategy import Recompute
 from planner.tables import Kind
 
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 SAFETY = 1 - 1e-12
 """Taken off bounds: they are summed in another order than estimates, and rounding must not lift one over the other."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecomputeChoice:
-    """Which recomputation is open."""
-
-    kinds: tuple[Recompute, ...]
-    """Kinds that may be used."""
-    partial: bool
-    """Whether only some layers of a stage may recompute; false where the user fixed the kind."""
-    uniform: bool
-    """Whether all stages recompute the same number of layers, and selective means all layers (a target's rule)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,34 +40,47 @@ def bound_rows(entries: Entries, shape: Shape, job: JobCosts, recompute: Recompu
     """The bound of each row over all layouts of the shape and the kinds of recomputation."""
     times = compose(entries, job)
     both = times.forward + times.backward
-    num_rows = both.shape[1]
-    layer_time = shape.counts @ both  # [rank, row]
-    fill_time = shape.fill @ both
-    dense = (shape.counts @ entries.dense_parameters).astype(np.int64)
-    expert = (shape.counts @ entries.expert_parameters).astype(np.int64)
+    dense, expert = shape.counts @ entries.dense_parameters, _experts(shape.counts, entries)
     if shape.layouts.pp == 1:
         dense = dense - entries.shared_parameters
     static = _static_bytes(dense, expert, entries, shape, job)
     added, memory = _forced_recompute(entries, shape, job, recompute, static)
-    tails = rank_tails(dense, expert, entries, job)
-    least_link = entries.link_time[:-1].min(axis=0) if shape.layouts.pp > 1 else np.zeros(num_rows)
-    hops = np.asarray(shape.ranks, dtype=np.float64)[:, None]
-    path = fill_time + 2 * hops * least_link + entries.num_microbatches * (layer_time + added)
-    first_backward = shape.first_counts[0] @ times.backward
-    reduction = tails.reduction[0] + entries.shared_time
-    drained = path.max(axis=0) + exposed_reduction(reduction, first_backward, job)
-    total = drained + tails.update.max(axis=0)
+    path = shape.fill @ both
+    if shape.layouts.pp > 1:
+        path += (2 * np.asarray(shape.ranks, dtype=np.float64))[:, None] * entries.link_time[:-1].min(axis=0)
+    added += shape.counts @ both
+    added *= entries.num_microbatches
+    path += added
+    tails = rank_tails(dense, expert, entries, job, whole=False)
+    total = path.max(axis=0) + tails.update.max(axis=0)
+    if not entries.open:
+        first_backward = shape.first_counts[0] @ times.backward
+        total += exposed_reduction(tails.reduction[0] + entries.shared_time, first_backward, job)
     return Bound(time=np.asarray(total * SAFETY), memory=memory)
+
+
+def _experts(counts: Floats, entries: Entries) -> Any:
+    """Expert weights of each looked-at rank: 0 for a model without experts. [rank, row]"""
+    return counts @ entries.expert_parameters if entries.expert_parameters.any() else 0.0
+
+
+def _largest_present(counts: Floats, values: Floats) -> Floats:
+    """Largest value over the types that each looked-at rank holds. [rank, row]"""
+    patterns, which = np.unique(counts > 0, axis=0, return_inverse=True)
+    largest = [values[pattern].max(axis=0) if pattern.any() else np.zeros(values.shape[1]) for pattern in patterns]
+    return np.asarray(largest)[which.ravel()]
 
 
 def _static_bytes(dense: Any, expert: Any, entries: Entries, shape: Shape, job: JobCosts) -> Floats:
     """States, gathered weights and runtime of each looked-at rank. [rank, row] [bytes]"""
-    states = rank_states(dense, expert, entries, job)
-    total = states[0].total + states[1].total + job.runtime
-    present = (shape.counts > 0)[:, :, None]
-    layer_dense = (present * entries.dense_parameters).max(axis=1)
-    layer_expert = (present * entries.expert_parameters).max(axis=1)
-    return np.asarray(total + gathered_bytes(layer_dense, layer_expert, entries, job), dtype=np.float64)
+    states = rank_states(dense, expert, entries, job, whole=False)
+    total = states[0].total + states[1].total
+    total += job.runtime
+    if not entries.open and np.any(entries.zero_stage >= 2):
+        layer_dense = _largest_present(shape.counts, entries.dense_parameters)
+        layer_expert = _largest_present(shape.counts, entries.expert_parameters)
+        total += gathered_bytes(layer_dense, layer_expert, entries, job)
+    return np.asarray(total)
 
 
 def _forced_recompute(
@@ -90,24 +91,27 @@ def _forced_recompute(
     A layer that recomputes frees at most ``in flight x (saved without - saved with)`` and adds its recompute time, so
     freeing `need` bytes adds at least ``need x min over types of time / bytes freed``.
     """
-    body = shape.body[:, None]
-    present = (shape.counts > 0)[:, :, None]
-    plain = static + shape.held @ entries.saved[Kind.NONE] + (present * entries.transient[Kind.NONE]).max(axis=1)
-    need = np.maximum(0.0, plain - job.budget)
-    added = np.where(need > 0, np.inf, 0.0) if Recompute.NONE in recompute.kinds else np.full(need.shape, np.inf)
-    memory = plain if Recompute.NONE in recompute.kinds else np.full(need.shape, np.inf)
+    need = shape.held @ entries.saved[Kind.NONE]
+    need += static
+    need += _largest_present(shape.counts, entries.transient[Kind.NONE])
+    memory = need if Recompute.NONE in recompute.kinds else np.full(need.shape, np.inf)
+    over = np.maximum(0.0, need - job.budget)
+    added = np.where(over > 0, np.inf, 0.0) if Recompute.NONE in recompute.kinds else np.full(need.shape, np.inf)
+    per_chunk = over / shape.most_in_flight[:, None]
     for kind in (Kind.SELECTIVE, Kind.FULL):
         if Recompute[kind.name] not in recompute.kinds:
             continue
-        saved = np.where(body, np.minimum(entries.saved[kind], entries.saved[Kind.NONE]), entries.saved[Kind.NONE])
-        least = static + shape.held @ saved
+        saved = entries.saved[Kind.NONE].copy()
+        saved[shape.body] = np.minimum(saved[shape.body], entries.saved[kind][shape.body])
+        least = shape.held @ saved
+        least += static
         if recompute.partial:
-            freed = np.where(body, entries.saved[Kind.NONE] - saved, 0).astype(np.float64)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                price = np.where(freed > 0, entries.recompute[kind] / freed, np.inf).min(axis=0)  # [row]
-                time = np.where(need > 0, need * price / shape.most_in_flight[:, None], 0.0)
+            with np.errstate(invalid="ignore"):
+                time = per_chunk * entries.price[kind]
+            time[over == 0] = 0.0
         else:
-            time = shape.counts @ np.where(body, entries.recompute[kind], 0.0)
-        added = np.minimum(added, np.where(least > job.budget, np.inf, time))
+            time = shape.counts[:, shape.body] @ entries.recompute[kind][shape.body]
+        time[least > job.budget] = np.inf
+        added = np.minimum(added, time)
         memory = np.minimum(memory, least)
     return added, np.asarray(memory.max(axis=0))

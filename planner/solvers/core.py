@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import JobCosts, LayerTimes
-from planner.solvers.bounds import RecomputeChoice, bound_rows
+from planner.solvers.bounds import bound_rows
 from planner.solvers.entries import core_entries
 from planner.solvers.layouts import Chain, Layouts, balanced_layouts
 from planner.solvers.shapes import Shape, capped_microbatches, least_shape, make_shape
-from planner.solvers.space import Fixed, MeshRows, collect_keys, count_outer, divisors, mesh_rows
+from planner.solvers.space import Fixed, MeshRows, RecomputeChoice, collect_keys, count_outer, divisors, mesh_rows
 from planner.tables import Keys, LayerTable
 from planner.targets import Candidate, ModelFacts, Target
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-CHUNK = 65_536
+CHUNK = 16_384
 """Rows bounded at once: large enough for numpy, small enough for the cache."""
 
 
@@ -207,7 +207,7 @@ def bound_meshes(
     times_parts, memory_parts = [], []
     for start in range(0, len(rows), CHUNK):
         chunk = rows.take(slice(start, start + CHUNK))
-        bound = bound_rows(core_entries(chunk, times, table, job.cluster), shape, job, recompute)
+        bound = bound_rows(core_entries(chunk, times, table, job.cluster, recompute), shape, job, recompute)
         times_parts.append(bound.time)
         memory_parts.append(bound.memory)
     return np.concatenate(times_parts), np.concatenate(memory_parts)

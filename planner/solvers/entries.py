@@ -13,7 +13,7 @@ from costmodels.collectives import all_reduce_time, point_to_point_time, shard_e
 from hardware import Cluster
 from planner.cost import ANY_CP_KIND, FREE, Entries, Group, LayerTimes
 from planner.placement import boundary_levels, data_stride, pipeline_stride, ranks_by_level
-from planner.solvers.space import MeshRows, OuterChoices
+from planner.solvers.space import MeshRows, OuterChoices, RecomputeChoice
 from planner.strategy import RankOrder
 from planner.tables import LayerTable
 
@@ -59,16 +59,18 @@ def expand(mesh: MeshRows, choices: Sequence[OuterChoices]) -> tuple[OuterRows, 
     return OuterRows(mesh=mesh.take(parent), **columns), parent
 
 
-def core_entries(mesh: MeshRows, times: LayerTimes, table: LayerTable, cluster: Cluster) -> Entries:
+def core_entries(
+    mesh: MeshRows, times: LayerTimes, table: LayerTable, cluster: Cluster, recompute: RecomputeChoice
+) -> Entries:
     """The least entries over everything below each core row: best kind of cp, states fully sharded, free groups."""
     key = mesh.key
     shards = mesh.dp * mesh.cp
     boundary = table.boundary_bytes[key]
     links = np.stack([np.asarray(point_to_point_time(boundary, level.link)) for level in cluster.levels])
     return Entries(
-        **_gathered(times, ANY_CP_KIND, key),
+        **_gathered(times, ANY_CP_KIND, key, recompute),
         num_microbatches=mesh.num_microbatches,
-        zero_stage=np.full(len(mesh), 3, dtype=np.int64),
+        zero_stage=3,
         dense_shards=shards,
         expert_shards=np.maximum(1, shards * mesh.tp // (mesh.ep * mesh.etp)),
         dense_shard_group=FREE,
@@ -82,9 +84,14 @@ def core_entries(mesh: MeshRows, times: LayerTimes, table: LayerTable, cluster: 
 
 
 def outer_entries(
-    rows: OuterRows, times: LayerTimes, table: LayerTable, cluster: Cluster, gradient_bytes: int
+    rows: OuterRows,
+    times: LayerTimes,
+    table: LayerTable,
+    cluster: Cluster,
+    gradient_bytes: int,
+    recompute: RecomputeChoice | None = None,
 ) -> Entries:
-    """The chosen entries of outer rows."""
+    """The chosen entries of outer rows; with a choice of recomputation only those that a bound under it reads."""
     mesh, key = rows.mesh, rows.mesh.key
     sharded = rows.zero_stage > 0
     replicas = mesh.dp // rows.dp_shard
@@ -105,7 +112,7 @@ def outer_entries(
     links = boundary_times(table.boundary_bytes[key], stride, mesh.pp, cluster)
     shared = table.shared_parameters[key]
     return Entries(
-        **_gathered(times, rows.cp_kind, key),
+        **_gathered(times, rows.cp_kind, key, recompute),
         num_microbatches=mesh.num_microbatches,
         zero_stage=rows.zero_stage,
         dense_shards=rows.dp_shard * context,
@@ -120,26 +127,28 @@ def outer_entries(
     )
 
 
-def _gathered(times: LayerTimes, cp_kind: Any, key: Ints) -> dict[str, Any]:
-    if np.ndim(cp_kind) == 0:
-        return {
-            "forward": times.forward[cp_kind][:, key],
-            "backward": times.backward[cp_kind][:, key],
-            "recompute": times.recompute[cp_kind][:, :, key],
-            "saved": times.saved[cp_kind][:, :, key],
-            "transient": times.transient[cp_kind][:, :, key],
-            "dense_parameters": times.dense_parameters[:, key],
-            "expert_parameters": times.expert_parameters[:, key],
-        }
-    return {
-        "forward": times.forward[cp_kind, :, key].T,
-        "backward": times.backward[cp_kind, :, key].T,
-        "recompute": np.moveaxis(times.recompute[cp_kind, :, :, key], 0, -1),
-        "saved": np.moveaxis(times.saved[cp_kind, :, :, key], 0, -1),
-        "transient": np.moveaxis(times.transient[cp_kind, :, :, key], 0, -1),
-        "dense_parameters": times.dense_parameters[:, key],
-        "expert_parameters": times.expert_parameters[:, key],
-    }
+def _gathered(times: LayerTimes, cp_kind: Any, key: Ints, recompute: RecomputeChoice | None) -> dict[str, Any]:
+    """Layer entries of rows; for a bound under a choice of recomputation only those that it reads.
+
+    Arrays end in [cp kind, key]; they are read as one axis.
+    """
+    flat = cp_kind * times.forward.shape[-1] + key
+    names = ("forward", "backward", "saved", "price")
+    values: dict[str, Any] = {name: _take(getattr(times, name), flat) for name in names}
+    values["transient"] = _take(times.transient if recompute is None else times.transient[:1], flat)
+    values["recompute"] = _UNREAD
+    if recompute is None or not recompute.partial:
+        values["recompute"] = _take(times.recompute, flat)
+    values["dense_parameters"] = np.take(times.dense_parameters, key, axis=-1)
+    values["expert_parameters"] = np.take(times.expert_parameters, key, axis=-1)
+    return values
+
+
+_UNREAD = np.zeros((0, 0, 0))
+
+
+def _take(array: Any, flat: Ints) -> Any:
+    return np.take(array.reshape(*array.shape[:-2], -1), flat, axis=-1)
 
 
 def _group(axes: Sequence[tuple[Any, Any]], cluster: Cluster) -> Group:

@@ -15,7 +15,7 @@ from planner.graph import ModelGraph
 from planner.plan import Plan, Prediction, StageMemory, TimeBreakdown
 from planner.solvers.entries import OuterRows, outer_entries
 from planner.solvers.inner import KINDS, InnerProblem, StagePlans
-from planner.solvers.layouts import make_layouts, model_chain
+from planner.solvers.layouts import body_types, make_layouts, model_chain
 from planner.solvers.shapes import in_flight
 from planner.solvers.space import MeshRows
 from planner.solvers.timeline import Durations, durations_of, simulate_step
@@ -58,7 +58,7 @@ def estimate_strategy(
             f"tp={strategy.tp} cp={strategy.cp} ep={strategy.ep} etp={strategy.etp} "
             f"microbatch_size={strategy.microbatch_size} on {cluster.device.name}"
         )
-    problem = _single_problem(model, strategy, table, compose_layers(table), job)
+    problem = _single_problem(model, strategy, table, compose_layers(table, body_types(model, table.layer_types)), job)
     layers = np.asarray(strategy.recompute_layers, dtype=np.int64)[:, None]
     kind = KINDS[strategy.recompute]
     plans = problem.plans(kind, layers)

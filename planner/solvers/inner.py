@@ -25,8 +25,9 @@ from planner.cost import (
     rank_states,
     rank_tails,
 )
-from planner.solvers.bounds import SAFETY, RecomputeChoice
+from planner.solvers.bounds import SAFETY
 from planner.solvers.layouts import Layouts
+from planner.solvers.space import RecomputeChoice
 from planner.strategy import Recompute
 from planner.tables import Kind
 
@@ -39,18 +40,18 @@ KINDS = {Recompute.NONE: Kind.NONE, Recompute.SELECTIVE: Kind.SELECTIVE, Recompu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Memory of every rank. Each [rank, candidate] [bytes]."""
+    """Memory of every rank, whole numbers in floats. Each [rank, candidate] [bytes]."""
 
-    weights: Ints
-    gradients: Ints
-    optimizer: Ints
-    gathered: Ints
-    activations: Ints
-    transient: Ints
+    weights: Floats
+    gradients: Floats
+    optimizer: Floats
+    gathered: Floats
+    activations: Floats
+    transient: Floats
     runtime: int
 
     @property
-    def total(self) -> Ints:
+    def total(self) -> Floats:
         """Sum of the terms."""
         static = self.weights + self.gradients + self.optimizer + self.gathered + self.runtime
         return np.asarray(static + self.activations + self.transient)
@@ -124,7 +125,7 @@ class InnerProblem:
         """Sum over the layers of each rank. [type, candidate] -> [rank, candidate]"""
         return np.einsum("krt,tk->rk", self.rank_counts, values)
 
-    def _largest(self, values: Ints) -> Ints:
+    def _largest(self, values: Floats) -> Floats:
         """Largest over the layer types of each rank. [type, candidate] -> [rank, candidate]"""
         present = np.moveaxis(self.rank_counts > 0, 0, -1)  # [rank, type, candidate]
         return np.asarray((present * values).max(axis=1))
@@ -156,14 +157,14 @@ class InnerProblem:
         """Types of the first layers of each stage. [stage, candidate] -> [candidate, stage, type]"""
         return self.layouts.first_layers(num_layers.T, self.layout)
 
-    def _activations(self, kind: Kind, num_layers: Ints) -> Ints:
+    def _activations(self, kind: Kind, num_layers: Ints) -> Floats:
         saved = self._per_stage(self.entries.saved[Kind.NONE])
         if num_layers.any():
             freed = self.entries.saved[Kind.NONE] - self.entries.saved[kind]
             saved = saved - np.einsum("kst,tk->sk", self.first_layers(num_layers), freed)
         pp = self.layouts.pp
         peaks = [(self.in_flight[rank] @ saved[rank::pp]).max(axis=0) for rank in range(pp)]
-        return np.asarray(peaks, dtype=np.int64)
+        return np.asarray(peaks)
 
     def take(self, index: Bools | Ints) -> InnerProblem:
         """Some of the pairs."""
@@ -238,7 +239,7 @@ def solve_pairs(problem: InnerProblem, choice: RecomputeChoice) -> Solved:
     return Solved(plans=join_plans(parts), least_need=least_need)
 
 
-def _least_recompute(problem: InnerProblem, kind: Kind, choice: RecomputeChoice) -> tuple[Bools, Ints, Ints]:
+def _least_recompute(problem: InnerProblem, kind: Kind, choice: RecomputeChoice) -> tuple[Bools, Ints, Floats]:
     """Which pairs fit, their least recomputed layers per stage, and their least need. [.., candidate]
 
     Memory falls as more layers recompute, but for the working memory of the first one: counts 0 and 1 are looked at,
@@ -248,7 +249,7 @@ def _least_recompute(problem: InnerProblem, kind: Kind, choice: RecomputeChoice)
     longest = int(problem.layouts.layers[problem.layout].max())
     shape = (pp, len(problem))
 
-    def totals(per_rank: Ints) -> Ints:
+    def totals(per_rank: Ints) -> Floats:
         return problem.memory(kind, problem.spread(per_rank)).total
 
     if kind is Kind.NONE or not choice.partial or (choice.uniform and kind is Kind.SELECTIVE):

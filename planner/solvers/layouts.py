@@ -91,6 +91,12 @@ def model_chain(model: ModelGraph, layer_types: tuple[str, ...]) -> Chain:
     )
 
 
+def body_types(model: ModelGraph, layer_types: tuple[str, ...]) -> tuple[bool, ...]:
+    """Which layer types are counted by layouts, and so may recompute. [type]"""
+    counted = set(model_chain(model, layer_types).types.tolist())
+    return tuple(index in counted for index in range(len(layer_types)))
+
+
 def make_layouts(chain: Chain, pp: int, vpp: int, layers: Ints) -> Layouts:
     """Count arrays of given layouts. `layers` is [layout, stage]."""
     ends = np.cumsum(layers, axis=1)

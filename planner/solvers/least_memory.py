@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from planner.cost import JobCosts, LayerTimes
-from planner.solvers.bounds import RecomputeChoice, bound_rows
+from planner.solvers.bounds import bound_rows
 from planner.solvers.core import CoreSpace, bound_meshes, outer_candidate
 from planner.solvers.entries import OuterRows, expand, outer_entries
 from planner.solvers.inner import KINDS, InnerProblem
 from planner.solvers.shapes import in_flight
-from planner.solvers.space import outer_choices
+from planner.solvers.space import RecomputeChoice, outer_choices
 from planner.strategy import Recompute
 from planner.tables import Kind, LayerTable
 
@@ -95,11 +95,11 @@ class LeastMemory:
             keep &= holds
         rows = rows.take(keep)
         if len(rows):
-            memory = bound_rows(self._entries(rows), core.shape, self.job, self.recompute).memory
+            memory = bound_rows(self._entries(rows, self.recompute), core.shape, self.job, self.recompute).memory
             self._push(("outer", (core.vpp, rows)), memory, np.arange(len(memory)))
 
-    def _entries(self, rows: OuterRows) -> Any:
-        return outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes)
+    def _entries(self, rows: OuterRows, recompute: RecomputeChoice | None = None) -> Any:
+        return outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes, recompute)
 
     def _open_outer(self, payload: Any, index: Any) -> None:
         vpp, rows = payload

@@ -14,16 +14,15 @@ from planner.check import check_plan
 from planner.cost import JobCosts, LayerTimes, compose_layers, job_costs
 from planner.graph import ModelGraph
 from planner.plan import Plan, Proof, Termination, rounded
-from planner.solvers.bounds import RecomputeChoice
 from planner.solvers.core import CoreSpace, enumerate_meshes
 from planner.solvers.estimate import estimate_strategy, provenance, usable_headroom
 from planner.solvers.explain import cut_by, headroom_that_fits, memory_that_fits, miss_in_prose, why_it_loses
 from planner.solvers.fixed_rules import fixed_problems
-from planner.solvers.layouts import model_chain
+from planner.solvers.layouts import body_types, model_chain
 from planner.solvers.least_memory import LeastMemory, NearestMiss
 from planner.solvers.result import Alternative, Infeasibility, Limits, Progress, ProgressCallback, SearchResult
 from planner.solvers.search import BestFirst, Found, rank_key
-from planner.solvers.space import Fixed, parse_fixed
+from planner.solvers.space import Fixed, RecomputeChoice, parse_fixed
 from planner.strategy import CpKind, RankOrder, Recompute, Strategy
 from planner.tables import CP_KINDS, LayerTable, build_table
 from planner.targets import Target, load_target, model_facts
@@ -165,7 +164,7 @@ def _tables(job: _Job) -> _Tables:
     facts = model_facts(job.model, job.workload)
     meshes = enumerate_meshes(job.cluster.num_devices, facts, job.target, job.fixed)
     table = build_table(job.model, job.cluster, job.workload, stack, meshes.keys, job.fixed.sequence_parallel)
-    times = compose_layers(table)
+    times = compose_layers(table, body_types(job.model, table.layer_types))
     space = CoreSpace(
         meshes,
         model_chain(job.model, table.layer_types),

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from planner.cost import JobCosts, LayerTimes
 from planner.plan import Subtree, rounded
-from planner.solvers.bounds import RecomputeChoice, bound_rows
+from planner.solvers.bounds import bound_rows
 from planner.solvers.core import CoreGroup, CoreSpace, MeshGroup, bound_meshes, outer_candidate
 from planner.solvers.entries import OuterRows, expand, outer_entries
 from planner.solvers.inner import InnerProblem, StagePlans, chain_bounds, solve_pairs
 from planner.solvers.result import Limits
 from planner.solvers.shapes import in_flight
-from planner.solvers.space import MeshRows, outer_choices
+from planner.solvers.space import MeshRows, RecomputeChoice, outer_choices
 from planner.solvers.timeline import PathPool, durations_of, simulate_step
 from planner.tables import Kind, LayerTable
 
@@ -360,7 +360,7 @@ class BestFirst:
         rows = self._keep_rules(rows, group.vpp)
         if not len(rows):
             return
-        entries = outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes)
+        entries = outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes, self.recompute)
         bound = bound_rows(entries, group.shape, self.job, self.recompute)
         self.num_bounded += len(rows)
         self.least_need = min(self.least_need, float(bound.memory.min()))

@@ -53,6 +53,18 @@ def divisors(number: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputeChoice:
+    """Which recomputation is open."""
+
+    kinds: tuple[Recompute, ...]
+    """Kinds that may be used."""
+    partial: bool
+    """Whether only some layers of a stage may recompute; false where the user fixed the kind."""
+    uniform: bool
+    """Whether all stages recompute the same number of layers, and selective means all layers (a target's rule)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fixed:
     """Keys that the user fixed: allowed numbers, upper ends and words."""
 
