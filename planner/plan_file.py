@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -168,11 +167,6 @@ def _check_version(top: Section) -> None:
                 top.report(f"the key {key!r} is missing")
 
 
-@lru_cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
 def _record(top: Section, key: str, record: type[T]) -> T | None:
     """A record whose fields are all in the file, defaults or not."""
     section = Section(document=top.document, path=(*top.path, key), problems=top.problems)
@@ -192,7 +186,7 @@ def _names(record: type[object]) -> tuple[str, ...]:
 def _validated(top: Section, key: str, kind: type[T]) -> T | None:
     """A value checked against a type, numbers as strictly as JSON writes them."""
     try:
-        value: T = _adapter(kind).validate_json(json.dumps(top.mapping[key]), strict=True)
+        value: T = TypeAdapter(kind).validate_json(json.dumps(top.mapping[key]), strict=True)
     except ValidationError as error:
         for fault in error.errors(include_url=False):
             top.report(_message(fault), key, *_path(fault["loc"], top.mapping[key]))
@@ -212,12 +206,10 @@ def _path(location: tuple[str | int, ...], content: object) -> tuple[str | int, 
     """The part of a location that stands in the file; the checker adds names of types."""
     path: list[str | int] = []
     for part in location:
-        if isinstance(content, dict) and part in content:
-            content = content[part]
-        elif isinstance(content, list) and isinstance(part, int) and part < len(content):
-            content = content[part]
-        else:
+        inside = part in content if isinstance(content, dict) else isinstance(content, list) and isinstance(part, int)
+        if not inside:
             break
+        content = content[part]  # type: ignore[index]  # a key of a mapping, or a position of a list
         path.append(part)
     return tuple(path)
 

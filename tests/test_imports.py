@@ -30,8 +30,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], str]] = {
     "costmodels": (("costmodels",), "hardware"),
     "data": (tuple(f"planner.{name}" for name in DATA), "hardware"),
     "targets": (("planner.targets",), "hardware data"),
-    "readers": (("planner.readers", "planner.plan_file"), "hardware data"),
-    "check": (("planner.check",), "hardware costmodels data targets"),
+    "readers": (("planner.readers", "planner.plan_file", "planner.plan_schema"), "hardware data"),
+    "check": (("planner.check", "planner.checking"), "hardware costmodels data targets"),
     "tables": (("planner.tables",), "hardware costmodels data targets"),
     "cost": (("planner.cost",), "hardware costmodels data targets tables"),
     "simulator": (("planner.order", "planner.simulator", "planner.simulator_paths"), "hardware costmodels data targets tables cost"),
@@ -50,7 +50,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], str]] = {
 
 # Reached by no path of imports, however long: the check must not share a mistake with the search.
 NEVER_REACHED = {
-    "planner.check": ("planner.tables", "planner.cost", "planner.simulator", "planner.solvers"),
+    "planner.check": (
+        *(f"planner.{name}" for name in ("sharding", "placement", "flops", "schedule", "order", "simulator")),
+        *("planner.tables", "planner.cost", "planner.solvers"),
+    ),
 }
 
 SLOW_TO_IMPORT = ("networkx", "ortools", "pandas", "scipy", "torch")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from typing import Annotated, NoReturn, Optional
 
 import typer
+import typer.main
 
 from hardware.errors import printable
 
@@ -136,7 +136,7 @@ def search(
             metavar="N",
             rich_help_panel=LIMITS,
         ),
-    ] = None,  # fmt: skip
+    ] = None,
     top: Annotated[
         str, typer.Option("--top", help="Distinct plans to prove best.", metavar="K", rich_help_panel=LIMITS)
     ] = "1",
@@ -149,7 +149,7 @@ def search(
             metavar="FILE",
             rich_help_panel=OUTPUT,
         ),
-    ] = None,  # fmt: skip
+    ] = None,
     json: Annotated[
         bool,
         typer.Option("--json", help="Print one JSON object and nothing else on stdout.", rich_help_panel=OUTPUT),
@@ -202,7 +202,7 @@ def estimate(
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             "--set",
-            help="KEY=VALUE with the keys of --fix, cp_kind, rank_order, layers_per_stage, recompute_layers; repeatable.",
+            help="KEY=VALUE: keys of --fix, cp_kind, rank_order, layers_per_stage, recompute_layers.",
             metavar="KEY=VALUE",
         ),
     ] = None,
@@ -335,7 +335,8 @@ def run(arguments: Sequence[str]) -> int:
     # Boxes are for people in front of a terminal only.
     app.rich_markup_mode = "rich" if sys.stdout.isatty() else None
     try:
-        status = app_command()(spread_pairs(given) or ["--help"], prog_name="planner", standalone_mode=False)
+        command: Callable[..., int | None] = typer.main.get_command(app)
+        status = command(spread_pairs(given) or ["--help"], prog_name="planner", standalone_mode=False)
     except KeyboardInterrupt:
         return _fail(["interrupted before any plan was found"], INTERRUPTED)
     except Exception as error:  # noqa: BLE001  # the top of the program: nothing may end in a traceback
@@ -343,11 +344,6 @@ def run(arguments: Sequence[str]) -> int:
             traceback.print_exc()
         return _explain(error)
     return int(status or 0)
-
-
-def app_command():  # type: ignore[no-untyped-def]  # a class of typer without a public name
-    """The command that typer builds from the functions above."""
-    return import_module("typer.main").get_command(app)
 
 
 def _explain(error: Exception) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ T = TypeVar("T")
 
 MAX_WHOLE = 10**15
 """Largest whole number of an option."""
-CHOICES = {"precision": Precision, "optimizer": Optimizer, "attention": Attention}
+CHOICES: Mapping[str, type[StrEnum]] = {"precision": Precision, "optimizer": Optimizer, "attention": Attention}
 """Fields of a workload that are one of some words."""
 COUNTS = {"global_batch_size": 10**9, "seq_len": 10**9, "gradient_bytes": 4}
 """Fields of a workload that are whole numbers, and the largest."""
@@ -163,7 +164,7 @@ def _option(name: str, text: str) -> object:
     return text
 
 
-def _choice(option: str, text: str, kind: type[Precision] | type[Optimizer] | type[Attention]) -> object:
+def _choice(option: str, text: str, kind: type[StrEnum]) -> StrEnum:
     names = [member.value for member in kind]
     if text.strip().lower() not in names:
         hint = suggest(text, names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planner.plan import Plan, prediction_json, proof_json, rounded
-from planner.solvers.result import Alternative, SearchResult
+from planner.solvers.result import Alternative, Infeasibility, SearchResult
 from planner.targets import Violation, accepting_targets
 
 _FROM_PREDICTION = (
@@ -51,14 +51,7 @@ def search_json(result: SearchResult, *, layouts: str = "balanced") -> dict[str,
         "interrupted": result.interrupted,
         "search_time": result.search_time,
         "alternatives": [_alternative(other) for other in result.alternatives],
-        "infeasibility": None
-        if why is None
-        else {
-            "message": why.message,
-            "nearest_need": why.nearest_need,
-            "budget": why.budget,
-            "suggestion": why.suggestion,
-        },
+        "infeasibility": None if why is None else _infeasibility(why),
         "plan": None if result.plan is None else result.plan.to_json(),
     }
 
@@ -78,6 +71,19 @@ def _configuration(plan: Plan) -> dict[str, object]:
 def _no_configuration() -> dict[str, object]:
     empty: dict[str, object] = dict.fromkeys((*_FROM_PREDICTION, "degrees", *_FROM_STRATEGY, "schedule"))
     return {**empty, "fits": False, "targets": [], "provenance": {}}
+
+
+def _infeasibility(why: Infeasibility) -> dict[str, object]:
+    return {
+        "message": why.message,
+        "suggestion": why.suggestion,
+        "budget": why.budget,
+        "missing": why.missing,
+        "fits_with_memory": why.fits_with_memory,
+        "fits_with_headroom": why.fits_with_headroom,
+        "fits_with_devices": why.fits_with_devices,
+        "nearest": None if why.nearest is None else _configuration(why.nearest),
+    }
 
 
 def _alternative(other: Alternative) -> dict[str, object]:

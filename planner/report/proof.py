@@ -10,6 +10,7 @@ from rich.text import Text
 from hardware.units import format_bytes, format_time
 from planner.plan import Proof, Subtree, Termination
 from planner.report.layout import heading, paragraph, table
+from planner.report.memory import memory_table
 from planner.report.summary import degrees_text
 from planner.solvers.result import SearchResult
 
@@ -17,19 +18,19 @@ MAX_ALTERNATIVES = 9
 """More are left to the JSON."""
 
 
-def certificate(result: SearchResult) -> list[RenderableType]:
+def certificate(
+    proof: Proof, step_time: float, search_time: float | None = None, *, interrupted: bool = False
+) -> list[RenderableType]:
     """What is proven, in which space, and how each part of the space was closed."""
-    assert result.plan is not None
-    proof, seconds = result.proof, result.plan.prediction.step_time
     if proof.termination is Termination.OPTIMAL:
-        claim = f"nothing in the space is faster than {format_time(seconds)}, gap 0"
+        claim = f"nothing in the space is faster than {format_time(step_time)}, gap 0"
     elif proof.lower_bound is None:
         claim = "a limit stopped the search before there was a lower bound"
     else:
         claim = f"nothing in the space is faster than {format_time(proof.lower_bound)}, gap {proof.gap or 0:.2%}"
-    claim += " (interrupted)" if result.interrupted else ""
+    claim += " (interrupted)" if interrupted else ""
     return [
-        heading("Certificate", f"found in {format_time(result.search_time)}"),
+        heading("Certificate", "" if search_time is None else f"found in {format_time(search_time)}"),
         paragraph(f"  {proof.termination.value}: {claim}; {counts_text(proof)}"),
         *frontier_lines(proof),
         paragraph(f"  Space: {proof.scope}", indent="    ", style="dim"),
@@ -87,7 +88,9 @@ def infeasible(result: SearchResult) -> Sequence[RenderableType]:
     proof, why = result.proof, result.infeasibility
     parts: list[RenderableType] = []
     if why is not None:
-        parts += [paragraph(why.message, indent="  "), paragraph(f"Smallest change: {why.suggestion}")]
+        parts += [paragraph(why.message, indent="  "), paragraph(f"Smallest change that would fit: {why.suggestion}")]
+        if why.nearest is not None:
+            parts += ["", heading("Nearest miss"), *memory_table(why.nearest)]
     elif proof.lower_bound is not None:
         parts.append(paragraph(f"A limit stopped the search; no plan is faster than {format_time(proof.lower_bound)}."))
     else:

@@ -30,13 +30,14 @@ def search_text(result: SearchResult, *, colour: bool = False) -> str:
     word, style = WORDS[result.termination]
     if result.plan is None:
         return render(Text(word.capitalize(), style=style), *infeasible(result), colour=colour)
+    seconds = result.plan.prediction.step_time
     parts: list[RenderableType] = [
         job_line(result.plan),
         Text.assemble((word, style), "  ", plan_line(result.plan)),
         result_line(result.plan),
         *_details(result.plan),
         "",
-        *certificate(result),
+        *certificate(result.proof, seconds, result.search_time, interrupted=result.interrupted),
         *alternatives_table(result),
         "",
         targets_line(result.plan),
@@ -62,6 +63,21 @@ def estimate_text(plan: Plan, violations: Sequence[Violation] = (), *, colour: b
     if violations:
         parts += ["", heading(f"Rules of {plan.target} that it breaks", "planner rule CODE explains one")]
         parts += [paragraph(f"  {item.rule}: {item.message}") for item in violations]
+    parts += ["", targets_line(plan), *rests_on(plan)]
+    return render(*parts, colour=colour)
+
+
+def plan_text(plan: Plan, *, colour: bool = False) -> str:
+    """A plan as it was saved."""
+    word, style = ("estimate", "bold") if plan.proof is None else WORDS[plan.proof.termination]
+    parts: list[RenderableType] = [
+        job_line(plan),
+        Text.assemble((word, style), "  ", plan_line(plan)),
+        result_line(plan),
+        *_details(plan),
+    ]
+    if plan.proof is not None:
+        parts += ["", *certificate(plan.proof, plan.prediction.step_time)]
     parts += ["", targets_line(plan), *rests_on(plan)]
     return render(*parts, colour=colour)
 

@@ -10,7 +10,6 @@ from hardware.units import format_time
 from planner.plan import Prediction
 from planner.report.layout import bar, heading, shares, table
 
-
 NOISE = 1e-9
 """Terms below this share are what rounding leaves."""
 
