@@ -28,8 +28,11 @@ def attention_flops_per_pair(layer: Layer, op: Op) -> int:
 
 
 def forward_flops(layer: Layer, seq_len: int) -> float:
-    """FLOPs of one layer's products and attention for one sequence, forward; masked scores are not counted."""
-    total = 0.0
+    """FLOPs of one layer's products and attention for one sequence, forward; masked scores are not counted.
+
+    An opaque layer is taken as one product of all its parameters.
+    """
+    total = 2.0 * layer.opaque_parameters * seq_len
     for op in layer.ops:
         output = [layer.dims[name].size for name in layer.tensors[op.output].dims if name not in (BATCH, SEQ)]
         if op.kind is OpKind.ATTENTION:

@@ -391,6 +391,7 @@ def sequence_flops(model: ModelGraph, seq_len: int) -> float:
     parts = []
     for block in model.blocks:
         layer = model.layer_types[block.layer_type]
+        parts.append(6.0 * block.count * seq_len * layer.opaque_parameters)
         for op in layer.ops:
             widths = [layer.dims[name].size for name in layer.tensors[op.output].dims if name not in (BATCH, SEQ)]
             if op.kind is OpKind.ATTENTION:

@@ -15,7 +15,8 @@ from planner.graph import BATCH, SEQ, Layer, ModelGraph, OpKind
 from planner.readers import FAMILIES, model_names, read_model
 from tests.planner.readers.samples import DEEPSEEK_V3, GPT2, KIMI_K2, LLAMA, MIXTRAL, QWEN3, QWEN3_MOE, read
 
-CONFIGS = Path(os.environ.get("HF_CONFIGS", "no folder named"))
+SHARED = Path(__file__).resolve().parents[4] / "shared" / "data" / "hf-configs"
+CONFIGS = Path(os.environ.get("HF_CONFIGS", SHARED))
 """Folder of public config.json files with COUNTS.csv, what transformers counts on its meta device."""
 
 # Counted by transformers 5.24 on the meta device; gpt3-175b: 96 (12 h^2 + 13 h) + (50,257 + 2,048) h + 2 h.
@@ -84,7 +85,7 @@ def public_configs() -> Iterator[tuple[str, dict[str, str]]]:
 def test_public_configs_have_the_counts_of_transformers() -> None:
     rows = dict(public_configs())
     if not rows:
-        pytest.skip("HF_CONFIGS names no folder with COUNTS.csv")
+        pytest.skip("neither HF_CONFIGS nor ../shared/data/hf-configs holds COUNTS.csv")
     num_read = 0
     for name, row in rows.items():
         path = CONFIGS / f"{name}.json"
