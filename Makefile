@@ -7,7 +7,8 @@ PYTHON ?= python3
 VENV ?= .venv
 MODEL ?= examples/profiled-gpt.json
 CLUSTER ?= examples/cluster.yaml
-ARGS ?=
+# The example was measured on a V100, which has no bf16.
+ARGS ?= --global-batch-size 1024$(if $(filter examples/profiled-gpt.json,$(MODEL)), --precision fp16)
 
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints/tests.txt

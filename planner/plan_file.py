@@ -171,12 +171,17 @@ def _record(top: Section, key: str, record: type[T]) -> T | None:
     """A record whose fields are all in the file, defaults or not."""
     section = Section(document=top.document, path=(*top.path, key), problems=top.problems)
     if isinstance(section.content, dict):
-        missing = [name for name in _names(record) if name not in section.mapping]
+        missing = [name for name in _names(record) if name not in section.mapping and not _is_older(top)]
         for name in missing:
             section.report(f"the key {name!r} is missing")
         if missing:
             return None
     return _validated(top, key, record)
+
+
+def _is_older(top: Section) -> bool:
+    """Whether the file is of an earlier minor format: fields that it could not know take their defaults."""
+    return int(str(top.mapping["format_version"]).split(".")[1]) < int(FORMAT_VERSION.split(".")[1])
 
 
 def _names(record: type[object]) -> tuple[str, ...]:

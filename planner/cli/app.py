@@ -12,6 +12,7 @@ import typer
 import typer.main
 
 from hardware.errors import printable
+from planner.cli.terminal import hint
 
 OK, UNFIT, BAD_INPUT, NO_PLAN, FAULT, INTERRUPTED = 0, 1, 2, 3, 4, 130
 """Exit statuses."""
@@ -98,7 +99,7 @@ def search(
     ] = "any",
     fix: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--fix", help="KEY=8, KEY=4,8 or KEY<=8; repeatable.", metavar="KEY=VALUE", rich_help_panel=SPACE),
+        typer.Option("--fix", help="KEY=8, KEY=4,8 or 'KEY<=8'; repeatable.", metavar="KEY=VALUE", rich_help_panel=SPACE),
     ] = None,
     headroom: Annotated[
         Text,
@@ -338,7 +339,7 @@ def run(arguments: Sequence[str]) -> int:
         command: Callable[..., int | None] = typer.main.get_command(app)
         status = command(spread_pairs(given) or ["--help"], prog_name="planner", standalone_mode=False)
     except KeyboardInterrupt:
-        return _fail(["interrupted before any plan was found"], INTERRUPTED)
+        return INTERRUPTED
     except Exception as error:  # noqa: BLE001  # the top of the program: nothing may end in a traceback
         if debug:
             traceback.print_exc()
@@ -355,6 +356,8 @@ def _explain(error: Exception) -> int:
         return _fail([message.rstrip(".") + hint], BAD_INPUT)
     if isinstance(error, PlannerFault):
         return _fail(str(error).splitlines(), FAULT)
+    if isinstance(error, Interrupted):
+        return _fail([str(error)], INTERRUPTED)
     if isinstance(error, ValueError):
         return _fail(str(error).splitlines(), BAD_INPUT)
     if isinstance(error, OSError):
@@ -372,9 +375,13 @@ class PlannerFault(RuntimeError):
     """Something that only a fault of the planner can cause; one problem per line."""
 
 
+class Interrupted(RuntimeError):
+    """Ctrl-C before there was anything to show."""
+
+
 def _fail(lines: Sequence[str], status: int) -> int:
     for line in lines or ["unknown"]:
-        typer.echo(f"error: {printable(line, 4000)}", err=True)
+        hint(f"error: {printable(line, 4000)}")
     return status
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from enum import StrEnum
@@ -116,6 +117,8 @@ def check_output(path: str | None, problems: Problems, *, folder: bool = False) 
             problems.add(f"-o {path}: is not a regular file")
         elif not target.resolve().parent.is_dir():
             problems.add(f"-o {path}: the folder {target.parent} does not exist")
+        elif not os.access(target.resolve().parent, os.W_OK):
+            problems.add(f"-o {path}: the folder {target.parent} cannot be written to")
     except (OSError, ValueError) as error:
         problems.add(f"-o {path}: {getattr(error, 'strerror', None) or error}")
 
@@ -167,8 +170,8 @@ def _option(name: str, text: str) -> object:
 def _choice(option: str, text: str, kind: type[StrEnum]) -> StrEnum:
     names = [member.value for member in kind]
     if text.strip().lower() not in names:
-        hint = suggest(text, names)
-        raise ValueError(f"{option}: {quote(text)} is not accepted{hint or ''}; accepted: {', '.join(names)}")
+        hint = suggest(text, names).rstrip("?")
+        raise ValueError(f"{option}: {quote(text)} is not accepted{hint}; accepted: {', '.join(names)}")
     return kind(text.strip().lower())
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hardware import read_cluster
-from planner.cli.app import BAD_INPUT, INTERRUPTED, NO_PLAN, OK, UNFIT, PlannerFault
+from planner.cli.app import BAD_INPUT, INTERRUPTED, NO_PLAN, OK, UNFIT, Interrupted, PlannerFault
 from planner.cli.inputs import (
     Problems,
     check_output,
@@ -53,7 +53,10 @@ class SearchArguments:
 
 def run_search(arguments: SearchArguments) -> int:
     """Search, print the answer, write the plans; the exit status."""
-    result = _search(arguments)
+    try:
+        result = _search(arguments)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted before any plan was found") from None
     if arguments.json:
         emit_json(search_json(result, layouts=arguments.layouts))
     else:
@@ -89,6 +92,9 @@ def _search(given: SearchArguments) -> SearchResult:
             limits=limits,
             progress=line,
         )
+    except ValueError as error:
+        lines = str(error).splitlines()
+        raise ValueError("\n".join(f"--{line}" if line.startswith("fix ") else line for line in lines)) from error
     except PlanCheckError as error:
         text = "\n".join(f"a plan failed its own check: {problem}" for problem in str(error).splitlines())
         raise PlannerFault(f"{text}\nnothing was written; please report this with the command") from error

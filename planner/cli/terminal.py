@@ -7,10 +7,12 @@ import math
 import os
 import sys
 from collections.abc import Mapping
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from hardware.units import format_count, format_time
-from planner.solvers.result import Progress
+
+if TYPE_CHECKING:  # not needed to run, and slow to import for --help
+    from planner.solvers.result import Progress
 
 QUIET_SECONDS = 1.0
 """Shorter runs show no progress."""
@@ -26,15 +28,21 @@ def wants_colour(stream: TextIO) -> bool:
 
 
 def emit(text: str) -> None:
-    """Write the result to stdout; a reader that has gone away is no error."""
+    """Write the result to stdout."""
+    _write(sys.stdout, text if text.endswith("\n") else text + "\n")
+
+
+def _write(stream: TextIO, text: str) -> None:
+    """Write to a stream; a reader that has gone away is no error."""
     try:
-        reconfigure = getattr(sys.stdout, "reconfigure", None)
+        reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="replace")  # where the terminal's encoding lacks a sign
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
-        sys.stdout.flush()
+            reconfigure(errors="replace")  # where the encoding lacks a sign
+        stream.write(text)
+        stream.flush()
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # for the flush at the exit
+        # What is left in the stream's buffer goes nowhere, so that the flush at the exit says nothing either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def emit_json(values: Mapping[str, object]) -> None:
@@ -45,7 +53,7 @@ def emit_json(values: Mapping[str, object]) -> None:
 def hint(text: str, *, quiet: bool = False) -> None:
     """Write a line for people to stderr."""
     if not quiet:
-        print(text, file=sys.stderr, flush=True)
+        _write(sys.stderr, text + "\n")
 
 
 class ProgressLine:
@@ -66,17 +74,15 @@ class ProgressLine:
             return
         self._shown = progress.seconds
         if self._live:
-            self._stream.write(f"\r\x1b[K{progress_text(progress)}")
+            _write(self._stream, f"\r\x1b[K{progress_text(progress)}")
             self._drawn = True
         else:
-            self._stream.write(("* " if progress.improved else "  ") + progress_text(progress) + "\n")
-        self._stream.flush()
+            _write(self._stream, ("* " if progress.improved else "  ") + progress_text(progress) + "\n")
 
     def clear(self) -> None:
         """Remove the line."""
         if self._drawn:
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+            _write(self._stream, "\r\x1b[K")
             self._drawn = False
 
 

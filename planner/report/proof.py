@@ -44,23 +44,31 @@ def counts_text(proof: Proof) -> str:
 
 def frontier_lines(proof: Proof) -> list[RenderableType]:
     """What closed how many candidates: rules, memory, bounds and solved parts, a line each."""
-    kinds: dict[str, list[Subtree]] = {}
+    kinds: dict[str, list[tuple[str, Subtree]]] = {}
     for part in proof.frontier:
-        kinds.setdefault(part.name.partition(" ")[0], []).append(part)
+        kind, detail = _split(part.name)
+        kinds.setdefault(kind, []).append((detail, part))
     lines: list[RenderableType] = []
     for kind, parts in kinds.items():
-        total = sum(part.size for part in parts)
-        ordered = sorted(parts, key=lambda part: (-part.size, part.name))
-        said = ", ".join(_part_text(part, kind) for part in ordered)
+        total = sum(part.size for _, part in parts)
+        ordered = sorted(parts, key=lambda item: (-item[1].size, item[0]))
+        said = ", ".join(_part_text(detail, part) for detail, part in ordered)
         share = f"{total / proof.space_size:.1%}" if proof.space_size else ""
-        lines.append(paragraph(f"  {kind:<9} {total:>15,} {share:>6}  {said}", indent=" " * 36))
+        lines.append(paragraph(f"  {kind:<12} {total:>13,} {share:>6}  {said}", indent=" " * 37))
     return lines
 
 
-def _part_text(part: Subtree, kind: str) -> str:
-    name = part.name.removeprefix(kind).strip().strip("()")
-    bound = "" if part.lower_bound is None else f" from {format_time(part.lower_bound)}"
-    return f"{name} {part.size:,}{bound}".strip()
+def _split(name: str) -> tuple[str, str]:
+    """What closed a part, and which of its kind: (rule, R5), (memory, B0), (not measured, )."""
+    if name.startswith("rule "):
+        return "rule", name.removeprefix("rule ")
+    kind, _, detail = name.partition(" (")
+    return kind, detail.rstrip(")")
+
+
+def _part_text(detail: str, part: Subtree) -> str:
+    bound = "" if part.lower_bound is None else f"from {format_time(part.lower_bound)}"
+    return " ".join(text for text in (detail, f"{part.size:,}" if detail else "", bound) if text)
 
 
 def alternatives_table(result: SearchResult) -> list[RenderableType]:
@@ -88,7 +96,7 @@ def infeasible(result: SearchResult) -> Sequence[RenderableType]:
     proof, why = result.proof, result.infeasibility
     parts: list[RenderableType] = []
     if why is not None:
-        parts += [paragraph(why.message, indent="  "), paragraph(f"Smallest change that would fit: {why.suggestion}")]
+        parts += [paragraph(why.message, indent="  "), paragraph(why.suggestion)]
         if why.nearest is not None:
             parts += ["", heading("Nearest miss"), *memory_table(why.nearest)]
     elif proof.lower_bound is not None:

@@ -29,7 +29,7 @@ def search_text(result: SearchResult, *, colour: bool = False) -> str:
     """The answer of a search."""
     word, style = WORDS[result.termination]
     if result.plan is None:
-        return render(Text(word.capitalize(), style=style), *infeasible(result), colour=colour)
+        return render(*infeasible(result), colour=colour)
     seconds = result.plan.prediction.step_time
     parts: list[RenderableType] = [
         job_line(result.plan),
