@@ -545,7 +545,21 @@ def _put_plain(values: dict[str, Any], row: Measurement, match: NDArray[np.bool_
     for name in ("tp_forward", "tp_backward", "ep_forward", "cp_forward", "cp_backward"):
         values[name] = np.where(match, 0.0, values[name])
     values["recompute"][Kind.FULL] = np.where(match, row.forward, values["recompute"][Kind.FULL])
+    _shift_memory(values, row, match)
     _put_memory(values, row, match, Kind.NONE)
+
+
+def _shift_memory(values: dict[str, Any], row: Measurement, match: NDArray[np.bool_]) -> None:
+    """What recomputation frees stays as computed; a layer that recomputes in full holds what was measured once."""
+    saved, transient = values["saved"], values["transient"]
+    if row.saved is not None:
+        more = row.saved - saved[Kind.NONE]
+        saved[Kind.SELECTIVE] = np.where(match, np.maximum(0, saved[Kind.SELECTIVE] + more), saved[Kind.SELECTIVE])
+        transient[Kind.FULL] = np.where(match, np.maximum(0, transient[Kind.FULL] + more), transient[Kind.FULL])
+    if row.peak is not None:
+        for kind in (Kind.SELECTIVE, Kind.FULL):
+            shifted = np.maximum(0, transient[kind] + row.peak - transient[Kind.NONE])
+            transient[kind] = np.where(match, shifted, transient[kind])
 
 
 def _put_memory(values: dict[str, Any], row: Measurement, match: NDArray[np.bool_], kind: Kind) -> None:

@@ -99,6 +99,14 @@ def _use_plain(figures: LayerFigures, row: Measurement) -> None:
     figures.compute_forward, figures.compute_backward = row.forward, row.backward
     figures.tp_forward = figures.tp_backward = figures.ep_forward = figures.cp_forward = figures.cp_backward = 0.0
     figures.repeated[Recompute.FULL] = row.forward
+    if row.saved is not None:  # what a kind frees stays as computed; full recomputation holds the measured bytes once
+        more = row.saved - figures.saved[Recompute.NONE]
+        figures.saved[Recompute.SELECTIVE] = max(0, figures.saved[Recompute.SELECTIVE] + more)
+        figures.working[Recompute.FULL] = max(0, figures.working[Recompute.FULL] + more)
+    if row.peak is not None:
+        above = row.peak - figures.working[Recompute.NONE]
+        for kind in (Recompute.SELECTIVE, Recompute.FULL):
+            figures.working[kind] = max(0, figures.working[kind] + above)
     _use_memory(figures, row, Recompute.NONE)
 
 
