@@ -45,8 +45,11 @@ class StageMemory:
     rank: int
     """Pipeline rank, from 0."""
     weights: int
+    """Weights, or their shard under ZeRO-3."""
     gradients: int
+    """Accumulated gradients, or their shard under ZeRO-2/3."""
     optimizer: int
+    """Moments and master weights, or their shard."""
     activations: int
     """Kept for the backward passes in flight."""
     transient: int
@@ -85,11 +88,15 @@ class TimeBreakdown:
     recompute: float
     """Forward work repeated in the backward pass, its collectives included."""
     tensor_parallel: float
+    """Gathers and reductions of tensor-parallel regions."""
     context_parallel: float
+    """What attention does not hide of the exchange of keys and values."""
     expert_parallel: float
+    """Tokens to their experts and back."""
     data_parallel: float
     """Gathers, reductions and weight gathers that nothing hides."""
     optimizer: float
+    """Update of the weights that the rank owns."""
     bubble: float
     """Waiting for other stages and for messages."""
 
@@ -146,6 +153,7 @@ class Proof:
     """The certificate of a search: the whole space as closed subtrees."""
 
     termination: Termination
+    """Why the search ended."""
     lower_bound: float | None
     """No candidate of the space is faster [s]; ``None`` where nothing fits."""
     gap: float | None
@@ -169,14 +177,19 @@ class Plan:
     """A strategy for a model on a cluster, with prediction and proof."""
 
     model: ModelGraph
+    """The resolved model."""
     cluster: Cluster
+    """The resolved cluster."""
     workload: Workload
+    """The resolved workload."""
     target: str
     """Name of the target whose rules it keeps."""
     headroom: float
     """Share of device memory left free."""
     strategy: Strategy
+    """What every device does."""
     prediction: Prediction
+    """What it takes."""
     proof: Proof | None
     """``None`` for an estimate."""
     provenance: Mapping[str, str]
