@@ -395,7 +395,10 @@ def pair_flops(layer: Layer, op: Op) -> int:
 
 
 def sequence_flops(model: ModelGraph, seq_len: int) -> float:
-    """FLOPs of forward and backward (two products for each) of one sequence, nothing split, padded or repeated."""
+    """FLOPs of forward and backward (two products for each) of one sequence, nothing split, padded or repeated.
+
+    A layer without ops counts as one product of all its weights.
+    """
     parts = []
     for block in model.blocks:
         layer = model.layer_types[block.layer_type]

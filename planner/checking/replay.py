@@ -19,6 +19,8 @@ WHOLE_REPLAY = 100_000
 """Actions up to which the schedule is replayed from end to end."""
 MOST_REPLAYED = 2_000_000
 """Actions after which a schedule that has not become periodic is only enclosed."""
+NARROW = 1e-10
+"""An enclosure of this relative width is as good as the time itself."""
 LEAST_ROUNDS = 24
 """Rounds after the warm-up that are replayed at least."""
 
@@ -152,7 +154,7 @@ def finish_times(pipeline: Pipeline, num_microbatches: int) -> Finish:
     which lies at most one round back, and both do so again a round later. Hence, if in two consecutive rounds all ends
     lie between ``lo`` and ``hi`` after those c rounds earlier, so do all later ones, those after the last round
     included: each c rounds more add between ``lo`` and ``hi`` to every rank's end. Where lo = hi this is exact. Rounds
-    are doubled until it is; after ``MOST_REPLAYED`` actions the enclosure is taken as it is.
+    are doubled until the enclosure is narrow; after ``MOST_REPLAYED`` actions it is taken as it is.
     """
     group = pipeline.pp if pipeline.vpp > 1 else 1
     per_group = 2 * pipeline.num_stages * group
@@ -163,8 +165,9 @@ def finish_times(pipeline: Pipeline, num_microbatches: int) -> Finish:
         used = rounds + (num_groups - rounds) % shift
         ends = pipeline.run(used * group)
         shift, low, high = _growth(pipeline, ends, used * group, shift)
-        if low == high or used * per_group > MOST_REPLAYED:
-            times = (num_groups - used) // shift
+        times = (num_groups - used) // shift
+        width, whole = times * (high - low), times * low
+        if width <= NARROW * whole or used * per_group > MOST_REPLAYED:
             return Finish(
                 least=[row[-1] + times * low for row in ends],
                 most=[row[-1] + times * high for row in ends],
