@@ -79,11 +79,11 @@ def _complete(schema: Schema, record: type) -> None:
     schema["required"] = list(schema["properties"])
     schema["description"] = (record.__doc__ or "").strip()
     schema.pop("title", None)
-    for name, text in _field_docs(record).items():
-        schema["properties"][name]["description"] = text
-    for value in schema["properties"].values():
+    docs = _field_docs(record)
+    for name, value in schema["properties"].items():
         value.pop("title", None)
         value.pop("default", None)
+        value["description"] = docs.get(name, f"{name.replace('_', ' ').capitalize()}.")
 
 
 def _field_docs(record: type) -> dict[str, str]:

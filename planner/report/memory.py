@@ -122,10 +122,8 @@ def _held(plan: Plan, rank: int) -> tuple[str, str]:
     strategy = plan.strategy
     stages = range(rank, strategy.num_stages, strategy.pp)
     counts = [strategy.layers_per_stage[stage] for stage in stages]
-    if len(counts) > 1 and len(set(counts)) == 1:
-        layers = f"{len(counts)} x {counts[0]}"
-    else:
-        layers = "+".join(map(str, counts))
+    runs = [(count, len(list(items))) for count, items in groupby(counts)]
+    layers = "+".join(f"{number}x{count}" if number > 1 else str(count) for count, number in runs)
     leading, trailing = edge_layers(plan.model)
     if leading and rank == 0:
         layers = f"embedding, {layers}"
