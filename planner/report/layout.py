@@ -52,7 +52,7 @@ def heading(text: str, note: str = "") -> Text:
 
 def paragraph(text: str, *, indent: str = "", style: str = "") -> Text:
     """Text wrapped at ``WIDTH``, later lines indented."""
-    rows = textwrap.wrap(text, WIDTH, subsequent_indent=indent or "  ", drop_whitespace=True, break_on_hyphens=False)
+    rows = textwrap.wrap(text, WIDTH, subsequent_indent=indent or "  ", break_on_hyphens=False, break_long_words=False)
     first = text[: len(text) - len(text.lstrip())]
     rows = [first + rows[0].lstrip(), *rows[1:]] if rows else [""]
     return Text("\n".join(rows), style=style)

@@ -200,7 +200,14 @@ def test_all_faults_are_told_at_once_in_the_order_of_the_file(values: dict[str, 
     values["model"]["layers"] = []
     lines = problems(values)
     keys = [line.split(": ")[1] for line in lines]
-    assert keys == ["headroom", "strategy", "prediction.step_time", "workload.precision", "cluster.devicee", "model.layers"]
+    assert keys == [
+        "headroom",
+        "strategy",
+        "prediction.step_time",
+        "workload.precision",
+        "cluster.devicee",
+        "model.layers",
+    ]
     numbers = [int(line.split(":")[1]) for line in lines]
     assert numbers == sorted(numbers) and len(set(numbers)) == 6
 
