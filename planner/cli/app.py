@@ -99,7 +99,9 @@ def search(
     ] = "any",
     fix: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--fix", help="KEY=8, KEY=4,8 or 'KEY<=8'; repeatable.", metavar="KEY=VALUE", rich_help_panel=SPACE),
+        typer.Option(
+            "--fix", help="KEY=8, KEY=4,8 or 'KEY<=8'; repeatable.", metavar="KEY=VALUE", rich_help_panel=SPACE
+        ),
     ] = None,
     headroom: Annotated[
         Text,

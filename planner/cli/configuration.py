@@ -91,6 +91,7 @@ def build_strategy(
     sharding = {}
     if dp is not None:
         _check_batch(dp, micro, workload, problems)
+        _check_experts(degrees, dp, problems)
         sharding = _sharding(settings, dp, degrees["cp"], problems)
     if dp is None or len(problems.lines) > before:
         return None
@@ -203,6 +204,15 @@ def _check_batch(dp: int, micro: int, workload: Workload, problems: Problems) ->
         )
 
 
+def _check_experts(degrees: Mapping[str, int], dp: int, problems: Problems) -> None:
+    ranks, experts = dp * degrees["cp"] * degrees["tp"], degrees["ep"] * degrees["etp"]
+    if ranks % experts:
+        problems.add(
+            f"--set: ep x etp = {degrees['ep']} x {degrees['etp']} = {experts} does not divide the dp x cp x tp = "
+            f"{ranks} devices of a stage; {_nearest_divisor(experts, ranks)}"
+        )
+
+
 def _sharding(settings: Settings, dp: int, cp: int, problems: Problems) -> dict[str, int]:
     """ZeRO stage, and dp as shards times replicas."""
     shard, replicate = settings.numbers.get("dp_shard"), settings.numbers.get("dp_replicate")
@@ -212,6 +222,8 @@ def _sharding(settings: Settings, dp: int, cp: int, problems: Problems) -> dict[
     for key, value in (("dp_shard", shard), ("dp_replicate", replicate)):
         if value is not None and dp % value:
             problems.add(f"--set {key}: {value} does not divide dp = {dp}; {_nearest_divisor(value, dp)}")
+    if shard is None and replicate is not None and dp % replicate:
+        return {}
     if shard is None:
         shard = dp // replicate if replicate is not None else (dp if stage else 1)
     return {"zero_stage": stage, "dp_shard": shard, "dp_replicate": dp // shard}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ def run_estimate(arguments: EstimateArguments) -> int:
     plan = estimate(
         job.model, job.cluster, job.strategy, workload=job.workload, target=job.target, headroom=job.headroom
     )
+    if not math.isfinite(plan.prediction.step_time):
+        raise ValueError("the cost model has no finite time for this configuration")
     violations = load_target(job.target).violations(job.strategy, job.model, job.cluster.num_devices, job.workload)
     if arguments.json:
         emit_json(estimate_json(plan, violations))

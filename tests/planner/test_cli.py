@@ -301,6 +301,8 @@ BAD_OPTIONS = {
     "number of layers": (("estimate", *SMALL, "--set", "pp=2", "layers_per_stage=32"), "needs pp x vpp = 2 numbers"),
     "recompute_layers": (("estimate", *SMALL, "--set", "recompute_layers=2"), "needs recompute=selective"),
     "shards": (("estimate", *SMALL, "--set", "dp_shard=3"), "nearest legal: 2, 4"),
+    "more replicas than dp": (("estimate", *SMALL, "--set", "dp_replicate=16"), "nearest legal: 8"),
+    "experts": (("estimate", *SMALL, "--set", "ep=16"), "does not divide the dp x cp x tp = 8 devices"),
     "schedule": (("estimate", *SMALL, "--set", "schedule=interleaved-1f1b"), "needs vpp of 2 or more"),
     "nothing": (("estimate", *SMALL[2:]), "MODEL and CLUSTER are missing"),
     "no plan": (("estimate", "--plan", "none.json"), "none.json: no such file"),
