@@ -54,6 +54,9 @@ MERGE_BYTES = 12
 EXACT_BYTES = 2**62
 """Above this, int64 bytes would wrap around."""
 
+MOST_BYTES_PER_ELEMENT = 16
+"""At least what any op keeps and works with per element of its inputs and output: sums of it stay below 2**63."""
+
 
 class Kind(IntEnum):
     """Index of a kind of recomputation in table arrays."""
@@ -158,6 +161,8 @@ def build_table(
     """
     shards = keys.shards(workload, sequence_parallel)
     names = tuple(dict.fromkeys(block.layer_type for block in graph.blocks))
+    for name in names:
+        _check_sizes(graph.layer_types[name], keys, workload, sequence_parallel)
     costs: dict[tuple[CpKind, str], LayerCosts] = {}
     valid = np.ones(len(keys.tp), dtype=bool)
     measured_types = set()
@@ -180,6 +185,33 @@ def build_table(
         valid=valid,
         sources=sources,
     )
+
+
+def _check_sizes(layer: Layer, keys: Keys, workload: Workload, sequence_parallel: bool) -> None:
+    """Raise where integer sums over the layer could wrap around: the same sums in floats, which cannot."""
+    degrees = {name: getattr(keys, name).astype(np.float64) for name in Keys.__slots__}
+    shards = Keys(**degrees).shards(workload, sequence_parallel)
+    rows: Any = np.zeros(len(keys.tp))
+    weights: Any = np.ceil(layer.opaque_parameters / shards.tp)
+    scores: Any = np.zeros(len(keys.tp))
+    for op in layer.ops:
+        for name in (*op.inputs, op.output):
+            rows = rows + row_elements(layer, layer.tensors[name].dims, shards)
+        for parameter in op.parameters:
+            weights = weights + parameter_elements(layer, parameter, shards)
+        if op.kind is OpKind.ATTENTION:
+            heads = row_elements(layer, layer.tensors[op.inputs[0]].dims[:-1], shards)
+            scores = scores + heads * float(workload.seq_len)
+    if layer.opaque and layer.input:
+        rows = rows + row_elements(layer, layer.tensors[layer.input].dims, shards)
+    tokens = np.maximum(shards.num_tokens(Region.TENSOR), shards.num_tokens(Region.EXPERT))
+    largest = float(np.max(MOST_BYTES_PER_ELEMENT * (tokens * (rows + scores) + weights), initial=0.0))
+    if not largest <= EXACT_BYTES:
+        raise ValueError(_too_large(layer))
+
+
+def _too_large(layer: Layer) -> str:
+    return f"layer {layer.name}: more than {EXACT_BYTES:.1e} bytes on one rank; sizes are too large"
 
 
 def _analytic_costs(
@@ -500,9 +532,7 @@ class _LayerCoster:
         """The value for every key as int64; a ValueError where it could have wrapped around."""
         array = np.asarray(value) + np.zeros(len(self.zero), dtype=np.int64)
         if array.dtype != np.int64 or (array.size and (array.min() < 0 or array.max() > EXACT_BYTES)):
-            raise ValueError(
-                f"layer {self.layer.name}: more than {EXACT_BYTES:.1e} bytes on one rank; sizes are too large"
-            )
+            raise ValueError(_too_large(self.layer))
         return array
 
 
