@@ -56,6 +56,8 @@ def check_plan(plan: Plan, *, must_fit: bool | None = None) -> list[str]:
     found = account.account()
     problems += _memory(plan, found)
     problems += _budget(plan, must_fit if must_fit is not None else plan.proof is not None)
+    if not 0 < plan.prediction.step_time < math.inf:
+        return [*problems, f"[step time] {plan.prediction.step_time} s is none"]
     problems += _times(plan, found)
     problems += _rates(plan)
     problems += _provenance(plan)
@@ -197,7 +199,7 @@ def is_close(value: float, expected: float, scale: float | None = None) -> bool:
 def _times(plan: Plan, found: Account) -> Iterator[str]:
     step = plan.prediction.step_time
     least, most = found.step_time
-    if not math.isfinite(step) or not (is_close(step, least) or is_close(step, most) or least <= step <= most):
+    if not (is_close(step, least) or is_close(step, most) or least <= step <= most):
         replayed = f"{least}" if least == most else f"{least} to {most}"
         yield f"[step time] plan says {step} s, the replayed schedule takes {replayed} s"
         return
