@@ -82,13 +82,13 @@ def compose_layers(table: LayerTable, body: Sequence[bool]) -> LayerTimes:
 def _by_type(values: Sequence[Sequence[Any]]) -> Floats:
     """[cp kind][type] of [key] -> [type, cp kind and the least, key]"""
     array = np.stack([np.stack(row) for row in values], axis=1).astype(np.float64)
-    return np.concatenate([array, array.min(axis=1, keepdims=True)], axis=1)
+    return np.ascontiguousarray(np.concatenate([array, array.min(axis=1, keepdims=True)], axis=1))
 
 
 def _by_kind_and_type(values: Sequence[Sequence[Any]]) -> Floats:
     """[cp kind][type] of [kind, key] -> [kind, type, cp kind and the least, key]"""
     array = np.stack([np.stack(row, axis=1) for row in values], axis=2).astype(np.float64)
-    return np.concatenate([array, array.min(axis=2, keepdims=True)], axis=2)
+    return np.ascontiguousarray(np.concatenate([array, array.min(axis=2, keepdims=True)], axis=2))
 
 
 def _least_price(recompute: Floats, saved: Floats, body: Sequence[bool]) -> Floats:

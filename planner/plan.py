@@ -325,9 +325,8 @@ def proof_json(proof: Proof) -> dict[str, object]:
 
 def prediction_from_json(values: Mapping[str, object]) -> Prediction:
     """The prediction that ``prediction_json`` wrote."""
-    stages = []
-    for row in values["memory_by_stage"]:  # type: ignore[attr-defined]  # a list in a checked file
-        stages.append(StageMemory(**{name: row[name] for name in StageMemory.__slots__}))
+    rows: list[dict[str, int]] = list(values["memory_by_stage"])  # type: ignore[call-overload]  # from a checked file
+    stages = [StageMemory(**{name: row[name] for name in StageMemory.__slots__}) for row in rows]
     return Prediction(
         step_time=float(values["step_time"]),  # type: ignore[arg-type]
         tokens_per_second_per_device=float(values["tokens_per_second_per_device"]),  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost import JobCosts, LayerTimes
+from planner.cost import Entries, JobCosts, LayerTimes
 from planner.solvers.bounds import bound_rows
-from planner.solvers.entries import core_entries
+from planner.solvers.entries import Buffers, core_entries
 from planner.solvers.layouts import Chain, Layouts, balanced_layouts
 from planner.solvers.shapes import Shape, capped_microbatches, least_shape, make_shape
 from planner.solvers.space import Fixed, MeshRows, RecomputeChoice, collect_keys, count_outer, divisors, mesh_rows
@@ -200,17 +200,26 @@ class CoreSpace:
         return self._shapes[key]
 
 
-def bound_meshes(
-    rows: MeshRows, shape: Shape, times: LayerTimes, table: LayerTable, job: JobCosts, recompute: RecomputeChoice
-) -> tuple[Floats, Floats]:
-    """B0 of meshes or core rows, chunk by chunk: lower bounds of time [s] and memory [bytes]. Each [row]"""
-    times_parts, memory_parts = [], []
-    for start in range(0, len(rows), CHUNK):
-        chunk = rows.take(slice(start, start + CHUNK))
-        bound = bound_rows(core_entries(chunk, times, table, job.cluster, recompute), shape, job, recompute)
-        times_parts.append(bound.time)
-        memory_parts.append(bound.memory)
-    return np.concatenate(times_parts), np.concatenate(memory_parts)
+class MeshBounder:
+    """B0 of meshes and core rows, chunk by chunk; memory for the gathered entries is kept from one to the next."""
+
+    def __init__(self, times: LayerTimes, table: LayerTable, job: JobCosts, recompute: RecomputeChoice) -> None:
+        self.times, self.table, self.job, self.recompute = times, table, job, recompute
+        self._buffers: Buffers = {}
+
+    def bound(self, rows: MeshRows, shape: Shape) -> tuple[Floats, Floats]:
+        """Lower bounds of time [s] and memory [bytes]. Each [row]"""
+        times_parts, memory_parts = [], []
+        for start in range(0, len(rows), CHUNK):
+            chunk = rows.take(slice(start, start + CHUNK))
+            bound = bound_rows(self.entries(chunk), shape, self.job, self.recompute)
+            times_parts.append(bound.time)
+            memory_parts.append(bound.memory)
+        return np.concatenate(times_parts), np.concatenate(memory_parts)
+
+    def entries(self, rows: MeshRows) -> Entries:
+        """The least entries of some rows, until the next call."""
+        return core_entries(rows, self.times, self.table, self.job.cluster, self.recompute, self._buffers)
 
 
 def outer_candidate(rows: Any, vpp: int, num_devices: int, sequence_parallel: bool) -> Candidate:

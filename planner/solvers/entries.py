@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from planner.strategy import RankOrder
 from planner.tables import LayerTable
 
 Ints = NDArray[np.int64]
+
+Buffers: TypeAlias = dict[str, NDArray[np.float64]]
+"""Memory for gathered entries by field, used again and again: fresh pages cost more than the gathering."""
 
 ORDERS = (RankOrder.PP_OUTER, RankOrder.DP_OUTER)
 """Rank orders by index."""
@@ -60,15 +63,23 @@ def expand(mesh: MeshRows, choices: Sequence[OuterChoices]) -> tuple[OuterRows, 
 
 
 def core_entries(
-    mesh: MeshRows, times: LayerTimes, table: LayerTable, cluster: Cluster, recompute: RecomputeChoice
+    mesh: MeshRows,
+    times: LayerTimes,
+    table: LayerTable,
+    cluster: Cluster,
+    recompute: RecomputeChoice,
+    buffers: Buffers | None = None,
 ) -> Entries:
-    """The least entries over everything below each core row: best kind of cp, states fully sharded, free groups."""
+    """The least entries over everything below each core row: best kind of cp, states fully sharded, free groups.
+
+    With buffers, the arrays live in them until the next call.
+    """
     key = mesh.key
     shards = mesh.dp * mesh.cp
     boundary = table.boundary_bytes[key]
     links = np.stack([np.asarray(point_to_point_time(boundary, level.link)) for level in cluster.levels])
     return Entries(
-        **_gathered(times, ANY_CP_KIND, key, recompute),
+        **_gathered(times, ANY_CP_KIND, key, recompute, buffers),
         num_microbatches=mesh.num_microbatches,
         zero_stage=3,
         dense_shards=shards,
@@ -127,28 +138,40 @@ def outer_entries(
     )
 
 
-def _gathered(times: LayerTimes, cp_kind: Any, key: Ints, recompute: RecomputeChoice | None) -> dict[str, Any]:
+def _gathered(
+    times: LayerTimes, cp_kind: Any, key: Ints, recompute: RecomputeChoice | None, buffers: Buffers | None = None
+) -> dict[str, Any]:
     """Layer entries of rows; for a bound under a choice of recomputation only those that it reads.
 
     Arrays end in [cp kind, key]; they are read as one axis.
     """
     flat = cp_kind * times.forward.shape[-1] + key
-    names = ("forward", "backward", "saved", "price")
-    values: dict[str, Any] = {name: _take(getattr(times, name), flat) for name in names}
-    values["transient"] = _take(times.transient if recompute is None else times.transient[:1], flat)
-    values["recompute"] = _UNREAD
+    sources: dict[str, Any] = {name: getattr(times, name) for name in ("forward", "backward", "saved", "price")}
+    sources["transient"] = times.transient if recompute is None else times.transient[:1]
     if recompute is None or not recompute.partial:
-        values["recompute"] = _take(times.recompute, flat)
-    values["dense_parameters"] = np.take(times.dense_parameters, key, axis=-1)
-    values["expert_parameters"] = np.take(times.expert_parameters, key, axis=-1)
+        sources["recompute"] = times.recompute
+    values = {name: _take(name, _one_axis(array), flat, buffers) for name, array in sources.items()}
+    values.setdefault("recompute", _UNREAD)
+    for name in ("dense_parameters", "expert_parameters"):
+        values[name] = _take(name, getattr(times, name), key, buffers)
     return values
 
 
 _UNREAD = np.zeros((0, 0, 0))
 
 
-def _take(array: Any, flat: Ints) -> Any:
-    return np.take(array.reshape(*array.shape[:-2], -1), flat, axis=-1)
+def _one_axis(array: Any) -> Any:
+    return array.reshape(*array.shape[:-2], -1)
+
+
+def _take(name: str, array: Any, index: Ints, buffers: Buffers | None) -> Any:
+    if buffers is None:
+        return np.take(array, index, axis=-1)
+    size = array.size // array.shape[-1] * len(index)
+    if name not in buffers or buffers[name].size < size:
+        buffers[name] = np.empty(size)
+    out = buffers[name][:size].reshape(*array.shape[:-1], len(index))
+    return np.take(array, index, axis=-1, out=out, mode="clip")  # keys are in range; other modes copy `out`
 
 
 def _group(axes: Sequence[tuple[Any, Any]], cluster: Cluster) -> Group:

@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.cost import JobCosts, LayerTimes
 from planner.solvers.bounds import bound_rows
-from planner.solvers.core import CoreSpace, bound_meshes, outer_candidate
+from planner.solvers.core import CoreSpace, MeshBounder, outer_candidate
 from planner.solvers.entries import OuterRows, expand, outer_entries
 from planner.solvers.inner import KINDS, InnerProblem
 from planner.solvers.shapes import in_flight
@@ -52,6 +52,7 @@ class LeastMemory:
         self, space: CoreSpace, times: LayerTimes, table: LayerTable, job: JobCosts, recompute: RecomputeChoice
     ) -> None:
         self.space, self.times, self.table, self.job, self.recompute = space, times, table, job, recompute
+        self._bounder = MeshBounder(times, table, job, recompute)
         self.best: NearestMiss | None = None
         self._heap: list[tuple[float, int, Any]] = []
         self._counter = itertools.count()
@@ -59,7 +60,7 @@ class LeastMemory:
     def run(self, enough: int = 0) -> NearestMiss | None:
         """The nearest miss, or any candidate that needs no more than `enough`; ``None`` where none keeps the rules."""
         for group in self.space.mesh_groups():
-            memory = bound_meshes(group.rows, group.shape, self.times, self.table, self.job, self.recompute)[1]
+            memory = self._bounder.bound(group.rows, group.shape)[1]
             self._push(("mesh", group), memory, np.arange(len(memory)))
         while self._heap and self._heap[0][0] < self._least and self._least > enough:
             _, _, (item, memory, index) = heapq.heappop(self._heap)
@@ -82,7 +83,7 @@ class LeastMemory:
     def _open_mesh(self, group: Any, index: Any) -> None:
         for core, _ in self.space.core_groups(group, index):
             if core is not None:
-                memory = bound_meshes(core.rows, core.shape, self.times, self.table, self.job, self.recompute)[1]
+                memory = self._bounder.bound(core.rows, core.shape)[1]
                 self._push(("core", core), memory, np.arange(len(memory)))
 
     def _open_core(self, core: Any, index: Any) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from planner.cost import JobCosts, LayerTimes
 from planner.plan import Subtree, rounded
 from planner.solvers.bounds import bound_rows
-from planner.solvers.core import CoreGroup, CoreSpace, MeshGroup, bound_meshes, outer_candidate
+from planner.solvers.core import CoreGroup, CoreSpace, MeshBounder, MeshGroup, outer_candidate
 from planner.solvers.entries import OuterRows, expand, outer_entries
 from planner.solvers.inner import InnerProblem, StagePlans, chain_bounds, solve_pairs
 from planner.solvers.result import Limits
@@ -170,6 +170,7 @@ class BestFirst:
     ) -> None:
         self.space, self.times, self.table, self.job = space, times, table, job
         self.recompute, self.limits, self.report = recompute, limits, report
+        self._bounder = MeshBounder(times, table, job, recompute)
         self.frontier = Frontier()
         self.num_bounded = self.num_evaluated = 0
         self.best: dict[tuple[int, ...], Found] = {}
@@ -262,7 +263,7 @@ class BestFirst:
     def _bound_meshes(self) -> None:
         bounds, groups, index = [], [], []
         for group in self.space.mesh_groups():
-            low, memory = bound_meshes(group.rows, group.shape, self.times, self.table, self.job, self.recompute)
+            low, memory = self._bounder.bound(group.rows, group.shape)
             self.num_bounded += len(low)
             self.least_need = min(self.least_need, float(memory.min()))
             fits = np.isfinite(low)
@@ -321,7 +322,7 @@ class BestFirst:
                 self._solve_outer()
 
     def _bound_core(self, group: CoreGroup) -> None:
-        low, memory = bound_meshes(group.rows, group.shape, self.times, self.table, self.job, self.recompute)
+        low, memory = self._bounder.bound(group.rows, group.shape)
         self.num_bounded += len(low)
         self.least_need = min(self.least_need, float(memory.min()))
         fits = np.isfinite(low)
