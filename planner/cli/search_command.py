@@ -18,12 +18,12 @@ from planner.cli.inputs import (
     parse_whole,
     resolve_workload,
 )
-from planner.cli.terminal import ProgressLine, emit, emit_json, hint, wants_colour
+from planner.cli.terminal import Interruption, ProgressLine, emit, emit_json, hint, wants_colour
 from planner.plan import Termination
 from planner.plan_file import plan_text, write_files
 from planner.readers import read_model
 from planner.report import search_json, search_text
-from planner.solvers.result import Limits, SearchResult
+from planner.solvers.result import Limits, Progress, SearchResult
 from planner.solvers.run import PlanCheckError, search
 from planner.solvers.space import parse_fixed
 from planner.targets import load_target
@@ -79,19 +79,27 @@ def _search(given: SearchArguments) -> SearchResult:
     problems.finish()
     assert model is not None and cluster is not None and workload is not None and limits is not None
     line = None if given.quiet else ProgressLine()
+
+    def report(progress: Progress) -> None:
+        if line is not None:
+            line(progress)
+        interruption.check(progress)
+
+    interruption = Interruption()
     try:
-        return search(
-            model,
-            cluster,
-            workload=workload,
-            target=given.target,
-            objective=given.objective,
-            fix=fix,
-            headroom=headroom,
-            layouts=given.layouts,
-            limits=limits,
-            progress=line,
-        )
+        with interruption:
+            return search(
+                model,
+                cluster,
+                workload=workload,
+                target=given.target,
+                objective=given.objective,
+                fix=fix,
+                headroom=headroom,
+                layouts=given.layouts,
+                limits=limits,
+                progress=report,
+            )
     except ValueError as error:
         lines = str(error).splitlines()
         raise ValueError("\n".join(f"--{line}" if line.startswith("fix ") else line for line in lines)) from error

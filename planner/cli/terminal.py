@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
+import threading
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hardware.units import format_count, format_time
 
@@ -54,6 +56,37 @@ def hint(text: str, *, quiet: bool = False) -> None:
     """Write a line for people to stderr."""
     if not quiet:
         _write(sys.stderr, text + "\n")
+
+
+class Interruption:
+    """Ctrl-C as a wish: the first one waits for a moment at which the search can stop, the second one acts at once."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interruption:
+        # Python runs handlers in the main thread only, and lets no other thread set one.
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _note(self, *_: object) -> None:
+        self.wanted = True
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
+
+    def check(self, progress: Progress) -> None:
+        """Raise ``KeyboardInterrupt`` if it is wanted and nothing is half done."""
+        if self.wanted and not progress.improved:
+            raise KeyboardInterrupt
 
 
 class ProgressLine:

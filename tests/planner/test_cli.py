@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 
 from planner.cli import run, search_command
 from planner.cli.app import spread_pairs
+from planner.cli.terminal import Interruption
 from planner.plan import Termination
 from planner.plan_file import plan_text, read_plan
 from planner.solvers.result import Progress, SearchResult
@@ -432,12 +434,12 @@ def test_unexpected_exception_is_status_4_in_one_line(
     assert "Traceback" in capsys.readouterr().err
 
 
-class InterruptAtFirstPlan:
+class CtrlCAtFirstPlan:
     """A progress line during which Ctrl-C is pressed."""
 
     def __call__(self, progress: Progress) -> None:
-        if progress.best is not None:
-            raise KeyboardInterrupt
+        if progress.best is not None and progress.improved:
+            signal.raise_signal(signal.SIGINT)
 
     def clear(self) -> None:
         pass
@@ -446,13 +448,23 @@ class InterruptAtFirstPlan:
 def test_interrupted_search_prints_and_saves_the_best_so_far(
     planner: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("planner.cli.search_command.ProgressLine", InterruptAtFirstPlan)
+    monkeypatch.setattr("planner.cli.search_command.ProgressLine", CtrlCAtFirstPlan)
     path = tmp_path / "plan.json"
+    before = signal.getsignal(signal.SIGINT)
     answer = planner("search", *SMALL, "-o", path, "--json")
     values = answer.json
-    assert answer.status == 130 and values["interrupted"] and values["termination"] == "feasible"
+    assert answer.status == 130 and values["interrupted"] and values["termination"] in ("feasible", "optimal")
     assert plan_text(read_plan(path)) == json.dumps(values["plan"], indent=2, ensure_ascii=False) + "\n"
     assert "interrupted" in planner("search", *SMALL).out
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_second_interruption_acts_at_once() -> None:
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.wanted
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_interrupted_before_any_plan_is_status_130(planner: Command, monkeypatch: pytest.MonkeyPatch) -> None:
