@@ -2,9 +2,10 @@
 
 A tensor lives in one of three regions. *Tensor region*: it has a dim that tp splits, so every tensor-parallel rank
 holds all tokens of its context shard. *Expert region*: it has ``choices``; tokens lie on the expert mesh. *Sequence
-region*: anything else; sequence parallelism splits its tokens over tp as well. An op that reads a tensor of another region, or
-sums over a dim that is split, costs a collective; its adjoint is the collective of the backward pass. Column and row
-tensor parallelism, sequence, vocabulary and expert parallelism all follow from that. All sizes may be ints or arrays.
+region*: anything else; sequence parallelism splits its tokens over tp as well. An op that reads a tensor of another
+region, or sums over a dim that is split, costs a collective; its adjoint is the collective of the backward pass. Column
+and row tensor parallelism, sequence, vocabulary and expert parallelism all follow from that. All sizes may be ints or
+arrays.
 """
 
 from __future__ import annotations

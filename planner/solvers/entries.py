@@ -94,6 +94,54 @@ def core_entries(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sharding:
+    """Sizes of the groups that states are sharded and replicated over. Each [row]"""
+
+    context: Ints
+    """Context-parallel ranks among the dense shards."""
+    replicas: Ints
+    """Data-parallel replicas of a shard group."""
+    dense_shards: Ints
+    expert_axis: Ints
+    """Ranks with the same expert weights."""
+    expert_shards: Ints
+
+
+def _sharding(rows: OuterRows) -> _Sharding:
+    mesh = rows.mesh
+    sharded = rows.zero_stage > 0
+    replicas = mesh.dp // rows.dp_shard
+    context = np.where(sharded, mesh.cp, 1)
+    expert_axis = mesh.dp * mesh.cp * mesh.tp // (mesh.ep * mesh.etp)
+    return _Sharding(
+        context=context,
+        replicas=replicas,
+        dense_shards=rows.dp_shard * context,
+        expert_axis=expert_axis,
+        expert_shards=np.where(sharded, np.maximum(1, expert_axis // replicas), 1),
+    )
+
+
+def state_entries(rows: OuterRows, times: LayerTimes, table: LayerTable, recompute: RecomputeChoice) -> Entries:
+    """Entries of outer rows with their sharding of states and kind of cp, and communication still open."""
+    mesh, key, sharding = rows.mesh, rows.mesh.key, _sharding(rows)
+    return Entries(
+        **_gathered(times, rows.cp_kind, key, recompute),
+        num_microbatches=mesh.num_microbatches,
+        zero_stage=rows.zero_stage,
+        dense_shards=sharding.dense_shards,
+        expert_shards=sharding.expert_shards,
+        dense_shard_group=FREE,
+        dense_replica_group=FREE,
+        expert_shard_group=FREE,
+        expert_replica_group=FREE,
+        link_time=np.zeros((mesh.pp, len(rows))),
+        shared_time=np.zeros(len(rows)),
+        shared_parameters=table.shared_parameters[key],
+    )
+
+
 def outer_entries(
     rows: OuterRows,
     times: LayerTimes,
@@ -103,12 +151,9 @@ def outer_entries(
     recompute: RecomputeChoice | None = None,
 ) -> Entries:
     """The chosen entries of outer rows; with a choice of recomputation only those that a bound under it reads."""
-    mesh, key = rows.mesh, rows.mesh.key
-    sharded = rows.zero_stage > 0
-    replicas = mesh.dp // rows.dp_shard
-    context = np.where(sharded, mesh.cp, 1)
-    expert_axis = mesh.dp * mesh.cp * mesh.tp // (mesh.ep * mesh.etp)
-    expert_shards = np.where(sharded, np.maximum(1, expert_axis // replicas), 1)
+    mesh, key, sharding = rows.mesh, rows.mesh.key, _sharding(rows)
+    context, replicas = sharding.context, sharding.replicas
+    expert_axis, expert_shards = sharding.expert_axis, sharding.expert_shards
     stride: Any = np.where(
         rows.rank_order == 0,
         pipeline_stride(mesh.tp, mesh.cp, mesh.dp, ORDERS[0]),
@@ -126,7 +171,7 @@ def outer_entries(
         **_gathered(times, rows.cp_kind, key, recompute),
         num_microbatches=mesh.num_microbatches,
         zero_stage=rows.zero_stage,
-        dense_shards=rows.dp_shard * context,
+        dense_shards=sharding.dense_shards,
         expert_shards=expert_shards,
         dense_shard_group=_group([(context, mesh.tp), (rows.dp_shard, data)], cluster),
         dense_replica_group=_group([(mesh.cp // context, mesh.tp), (replicas, data * rows.dp_shard)], cluster),

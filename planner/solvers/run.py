@@ -28,6 +28,8 @@ from planner.tables import CP_KINDS, LayerTable, build_table
 from planner.targets import Target, load_target, model_facts
 from planner.workload import Workload
 
+RUNNERS_UP = 12
+"""Meshes closed by a bound that are evaluated after the proof, to find the next best ones."""
 NUM_ALTERNATIVES = 4
 """Next best plans that a result shows unless more are asked for."""
 
@@ -319,7 +321,7 @@ def _multiple(cluster: Cluster, factor: int) -> Cluster:
 def _alternatives(job: _Job, loop: BestFirst, best: Found, plan: Plan) -> tuple[Alternative, ...]:
     """Next best meshes: those asked for (proven), those within the asked share, and some runners-up to compare."""
     if not loop.stopped:
-        loop.look_at_runners_up(NUM_ALTERNATIVES)
+        loop.look_at_runners_up(RUNNERS_UP)
     others = sorted((found for found in loop.best.values() if found is not best), key=lambda found: found.order)
     proven = others[: job.limits.top - 1]
     limit = best.step_time * (1 + job.limits.within)

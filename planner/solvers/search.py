@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from planner.cost import JobCosts, LayerTimes
 from planner.plan import Subtree, rounded
-from planner.solvers.bounds import bound_rows
+from planner.solvers.bounds import Bound, bound_rows
 from planner.solvers.core import CoreGroup, CoreSpace, MeshBounder, MeshGroup, outer_candidate
-from planner.solvers.entries import OuterRows, expand, outer_entries
+from planner.solvers.entries import OuterRows, expand, outer_entries, state_entries
 from planner.solvers.inner import InnerProblem, StagePlans, chain_bounds, solve_pairs
 from planner.solvers.result import Limits
 from planner.solvers.shapes import in_flight
@@ -38,6 +38,8 @@ FIRST_BLOCK, LARGEST_BLOCK = 32, 4096
 """Meshes expanded at once: few while there is no plan, more later."""
 PRIME_SOLVES = 8
 """Outer batches solved before the best-first loop."""
+LOSERS_NOTED = 4
+"""Closed rows of a batch that are remembered as possible runners-up."""
 CORE_BLOCK = 256
 """Core rows of one shape expanded at once."""
 OUTER_BATCH = 64
@@ -91,8 +93,12 @@ class Found:
     @property
     def mesh_key(self) -> tuple[int, ...]:
         """What makes plans distinct: the mesh."""
-        mesh = self.rows.mesh
-        return (int(mesh.tp[0]), self.pp, int(mesh.cp[0]), int(mesh.ep[0]), int(mesh.etp[0]))
+        return _mesh_key(self.rows, 0)
+
+
+def _mesh_key(rows: OuterRows, index: int) -> tuple[int, ...]:
+    mesh = rows.mesh
+    return (int(mesh.tp[index]), mesh.pp, int(mesh.cp[index]), int(mesh.ep[index]), int(mesh.etp[index]))
 
 
 @dataclass(slots=True)
@@ -182,7 +188,7 @@ class BestFirst:
         self._counter = itertools.count()
         self._outer: list[tuple[float, int, OuterBatch]] = []
         self._candidates: list[tuple[float, int, Candidates]] = []
-        self._losers: list[tuple[float, int, OuterRows]] = []
+        self._losers: dict[tuple[int, ...], tuple[float, int, OuterRows]] = {}
         self._pools: dict[tuple[int, int, int], PathPool] = {}
         self._in_flight: dict[tuple[int, int, int], list[Ints]] = {}
         self._core: list[tuple[float, int, CoreBatch]] = []
@@ -361,23 +367,40 @@ class BestFirst:
         rows = self._keep_rules(rows, group.vpp)
         if not len(rows):
             return
+        self.num_bounded += len(rows)
+        bound = bound_rows(
+            state_entries(rows, self.times, self.table, self.recompute), group.shape, self.job, self.recompute
+        )
+        rows = rows.take(self._close_worse(rows, group.vpp, bound))  # most end here, before communication is looked up
         entries = outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes, self.recompute)
         bound = bound_rows(entries, group.shape, self.job, self.recompute)
-        self.num_bounded += len(rows)
+        kept = self._close_worse(rows, group.vpp, bound)
+        counts = rows.mesh.num_microbatches[kept]
+        for value in np.unique(counts):
+            here = kept[counts == value]
+            here = here[np.argsort(bound.time[here], kind="stable")]
+            self._push_outer(group, int(value), rows.take(here), bound.time[here])
+
+    def _close_worse(self, rows: OuterRows, vpp: int, bound: Bound) -> Ints:
+        """Close the rows that do not fit or are no better than what is known; the others' indices."""
+        if not len(rows):
+            return np.zeros(0, dtype=np.int64)
         self.least_need = min(self.least_need, float(bound.memory.min()))
         fits = np.isfinite(bound.time)
         self.frontier.close("memory (B1)", int((~fits).sum()))
         worse = fits & (bound.time >= self.threshold)
         if worse.any():
             self.frontier.close("bound (B1)", int(worse.sum()), float(bound.time[worse].min()))
-            least = int(np.argmin(np.where(worse, bound.time, math.inf)))
-            self._losers.append((float(bound.time[least]), group.vpp, rows.take(slice(least, least + 1))))
-        kept = np.nonzero(fits & ~worse)[0]
-        counts = rows.mesh.num_microbatches[kept]
-        for value in np.unique(counts):
-            here = kept[counts == value]
-            here = here[np.argsort(bound.time[here], kind="stable")]
-            self._push_outer(group, int(value), rows.take(here), bound.time[here])
+            self._note_losers(rows, vpp, np.where(worse, bound.time, math.inf))
+        return np.nonzero(fits & ~worse)[0]
+
+    def _note_losers(self, rows: OuterRows, vpp: int, bounds: Floats) -> None:
+        """Remember the best-bounded rows that close, one per mesh, for runners-up."""
+        for index in np.argsort(bounds, kind="stable")[:LOSERS_NOTED]:
+            low = float(bounds[index])
+            mesh = _mesh_key(rows, index)
+            if math.isfinite(low) and low < self._losers.get(mesh, (math.inf,))[0]:
+                self._losers[mesh] = (low, vpp, rows.take(slice(int(index), int(index) + 1)))
 
     def _push_outer(self, group: CoreGroup, num_microbatches: int, rows: OuterRows, bounds: Floats) -> None:
         batch = OuterBatch(pp=group.pp, vpp=group.vpp, num_microbatches=num_microbatches, rows=rows, bounds=bounds)
@@ -404,7 +427,7 @@ class BestFirst:
             open_rows = int(np.searchsorted(batch.bounds, self.threshold, side="left"))
             if open_rows == 0:
                 self.frontier.close("bound (B1)", len(batch.rows), float(batch.bounds[0]))
-                self._losers.append((float(batch.bounds[0]), batch.vpp, batch.rows.take(slice(0, 1))))
+                self._note_losers(batch.rows, batch.vpp, batch.bounds)
                 return
             size = min(size, open_rows)
         if size < len(batch.rows):
@@ -483,29 +506,23 @@ class BestFirst:
 
         They are good plans, not proven to be the next best ones.
         """
-        self._losers += [(low, outer.vpp, outer.rows.take(slice(0, 1))) for low, _, outer in self._outer]
-        seen = set(self.best)
-        for _, vpp, rows in sorted(self._losers, key=lambda item: item[:2]):
-            if len(seen) - len(self.best) >= count:
-                break
-            mesh = rows.mesh
-            key = (int(mesh.tp[0]), mesh.pp, int(mesh.cp[0]), int(mesh.ep[0]), int(mesh.etp[0]))
-            if key not in seen and self._look_at(vpp, rows):
-                seen.add(key)
+        for _, _, outer in self._outer:
+            self._note_losers(outer.rows, outer.vpp, outer.bounds)
+        unseen = [item for mesh, item in self._losers.items() if mesh not in self.best]
+        for _, vpp, rows in sorted(unseen, key=lambda item: item[0])[:count]:
+            self._look_at(vpp, rows)
 
-    def _look_at(self, vpp: int, rows: OuterRows) -> bool:
-        """Evaluate the best-bounded candidate of one outer row; whether any fits."""
+    def _look_at(self, vpp: int, rows: OuterRows) -> None:
+        """Evaluate the best-bounded candidate of one outer row, if any fits."""
         shape = (rows.mesh.pp, vpp, int(rows.mesh.num_microbatches[0]))
         solved = solve_pairs(self._problem(shape, rows), self.recompute).plans
         if not len(solved):
-            return False
+            return
         low = self._path_bounds(solved, shape)
         best = solved.take(np.array([int(np.argmin(low))]))
         step = simulate_step(durations_of(best, 0, shape[0], self.job), *shape)
         queue = Candidates(shape=shape, plans=best, rows=rows, bounds=low)
-        found = _found(step.time, queue, 0, self.space)
-        self.runners_up.append(found)
-        return True
+        self.runners_up.append(_found(step.time, queue, 0, self.space))
 
     def _problem(self, shape: tuple[int, int, int], rows: OuterRows) -> InnerProblem:
         """The inner problem of some outer rows over all layouts."""
