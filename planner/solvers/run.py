@@ -28,9 +28,9 @@ from planner.tables import CP_KINDS, LayerTable, build_table
 from planner.targets import Target, load_target, model_facts
 from planner.workload import Workload
 
-RUNNERS_UP = 12
+RUNNERS_UP = 10
 """Meshes closed by a bound that are evaluated after the proof, to find the next best ones."""
-NUM_ALTERNATIVES = 4
+NUM_ALTERNATIVES = 3
 """Next best plans that a result shows unless more are asked for."""
 
 

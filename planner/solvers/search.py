@@ -93,11 +93,10 @@ class Found:
     @property
     def mesh_key(self) -> tuple[int, ...]:
         """What makes plans distinct: the mesh."""
-        return _mesh_key(self.rows, 0)
+        return _mesh_key(self.rows.mesh, 0)
 
 
-def _mesh_key(rows: OuterRows, index: int) -> tuple[int, ...]:
-    mesh = rows.mesh
+def _mesh_key(mesh: MeshRows, index: int) -> tuple[int, ...]:
     return (int(mesh.tp[index]), mesh.pp, int(mesh.cp[index]), int(mesh.ep[index]), int(mesh.etp[index]))
 
 
@@ -188,6 +187,7 @@ class BestFirst:
         self._counter = itertools.count()
         self._outer: list[tuple[float, int, OuterBatch]] = []
         self._candidates: list[tuple[float, int, Candidates]] = []
+        self._core_losers: dict[tuple[int, ...], tuple[float, CoreGroup, int]] = {}
         self._losers: dict[tuple[int, ...], tuple[float, int, OuterRows]] = {}
         self._pools: dict[tuple[int, int, int], PathPool] = {}
         self._in_flight: dict[tuple[int, int, int], list[Ints]] = {}
@@ -336,6 +336,7 @@ class BestFirst:
         worse = fits & (low >= self.threshold)
         if worse.any():
             self.frontier.close("bound (B0)", int(group.rows.num_outer[worse].sum()), float(low[worse].min()))
+            self._note_core_losers(group, np.where(worse, low, math.inf))
         kept = np.nonzero(fits & ~worse)[0]
         if len(kept):
             kept = kept[np.argsort(low[kept], kind="stable")]
@@ -353,6 +354,7 @@ class BestFirst:
         open_rows = int(np.searchsorted(batch.bounds, self.threshold, side="left"))
         if open_rows == 0:
             self.frontier.close("bound (B0)", int(batch.group.rows.num_outer.sum()), float(batch.bounds[0]))
+            self._note_core_losers(batch.group, batch.bounds)
             return
         size = min(size, open_rows)
         if size < len(batch.bounds):
@@ -397,23 +399,37 @@ class BestFirst:
     def _note_losers(self, rows: OuterRows, vpp: int, bounds: Floats) -> None:
         """Remember the best-bounded rows that close, one per mesh, for runners-up."""
         for index in np.argsort(bounds, kind="stable")[:LOSERS_NOTED]:
-            low = float(bounds[index])
-            mesh = _mesh_key(rows, index)
-            if math.isfinite(low) and low < self._losers.get(mesh, (math.inf,))[0]:
-                self._losers[mesh] = (low, vpp, rows.take(slice(int(index), int(index) + 1)))
+            mesh = _mesh_key(rows.mesh, int(index))
+            if bounds[index] < self._losers.get(mesh, (math.inf,))[0]:
+                self._losers[mesh] = (float(bounds[index]), vpp, rows.take(slice(int(index), int(index) + 1)))
+
+    def _note_core_losers(self, group: CoreGroup, bounds: Floats) -> None:
+        """The same for core rows."""
+        for index in np.argsort(bounds, kind="stable")[:LOSERS_NOTED]:
+            mesh = _mesh_key(group.rows, int(index))
+            if bounds[index] < self._core_losers.get(mesh, (math.inf,))[0]:
+                self._core_losers[mesh] = (float(bounds[index]), group, int(index))
 
     def _push_outer(self, group: CoreGroup, num_microbatches: int, rows: OuterRows, bounds: Floats) -> None:
         batch = OuterBatch(pp=group.pp, vpp=group.vpp, num_microbatches=num_microbatches, rows=rows, bounds=bounds)
         heapq.heappush(self._outer, (float(bounds[0]), next(self._counter), batch))
 
     def _keep_rules(self, rows: OuterRows, vpp: int) -> OuterRows:
+        """Rows that keep the target's rules; the others are counted by rule."""
+        keep, cut = self._legal(rows, vpp)
+        for name, size in cut.items():
+            self.frontier.close(name, size)
+        return rows.take(keep)
+
+    def _legal(self, rows: OuterRows, vpp: int) -> tuple[NDArray[np.bool_], Counter[str]]:
+        """Which rows keep the target's rules, and how many each rule cuts first."""
         candidate = outer_candidate(rows, vpp, self.space.num_devices, self.space.fixed.sequence_parallel)
         keep = np.ones(len(rows), dtype=bool)
+        cut: Counter[str] = Counter()
         for code, holds in self.space.target.masks(candidate, self.space.facts, "outer"):
-            failed = keep & ~holds
-            self.frontier.close(f"rule {code}", int(failed.sum()))
+            cut[f"rule {code}"] += int((keep & ~holds).sum())
             keep &= holds
-        return rows.take(keep)
+        return keep, cut
 
     # B2
 
@@ -460,6 +476,7 @@ class BestFirst:
         fits = np.isfinite(least)
         self.frontier.close("memory (B2)", int((~fits).sum()))
         self.frontier.close("solved (B2)", int(fits.sum()), float(least[fits].min()) if fits.any() else None)
+        self._note_losers(rows, batch.vpp, np.where(fits, least, math.inf))
         order = np.argsort(low, kind="stable")
         order = order[low[order] < self.threshold]
         if len(order):
@@ -508,9 +525,24 @@ class BestFirst:
         """
         for _, _, outer in self._outer:
             self._note_losers(outer.rows, outer.vpp, outer.bounds)
-        unseen = [item for mesh, item in self._losers.items() if mesh not in self.best]
-        for _, vpp, rows in sorted(unseen, key=lambda item: item[0])[:count]:
+        for _, _, core in self._core:
+            self._note_core_losers(core.group, core.bounds)
+        nearest = sorted(self._core_losers.items(), key=lambda item: (item[1][0], item[0]))
+        for _, (_, group, index) in nearest[:count]:
+            self._bound_outer_of(group, index)
+        unseen = [(low, mesh, vpp, rows) for mesh, (low, vpp, rows) in self._losers.items() if mesh not in self.best]
+        for _, _, vpp, rows in sorted(unseen, key=lambda item: item[:2])[:count]:
             self._look_at(vpp, rows)
+
+    def _bound_outer_of(self, group: CoreGroup, index: int) -> None:
+        """B1 of the outer rows below one core row, noted for runners-up; the proof does not count it."""
+        mesh = group.rows.take(slice(index, index + 1))
+        rows, _ = expand(mesh, [outer_choices(int(mesh.dp[0]), int(mesh.cp[0]), group.pp, self.space.fixed)])
+        rows = rows.take(self._legal(rows, group.vpp)[0])
+        if len(rows):
+            job = self.job
+            entries = outer_entries(rows, self.times, self.table, job.cluster, job.gradient_bytes, self.recompute)
+            self._note_losers(rows, group.vpp, bound_rows(entries, group.shape, job, self.recompute).time)
 
     def _look_at(self, vpp: int, rows: OuterRows) -> None:
         """Evaluate the best-bounded candidate of one outer row, if any fits."""
