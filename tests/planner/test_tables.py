@@ -106,7 +106,7 @@ def test_selective_recomputation_of_unfused_attention_frees_the_scores() -> None
 
 
 def test_llama_layer_by_hand() -> None:
-    # h 64, 8 heads of 8, 2 KV heads, ffn 96, bf16. Per token, elements: norm input 64, norm output 64 (one for q, k, v),
+    # h 64, 8 heads, 2 KV heads, ffn 96, bf16. Per token, elements: norm input 64, norm output 64 (q, k, v share it),
     # rotated q 64, rotated k 16, v 16, attention output 64, norm input 64, norm output 64, gate and up 192, product 96:
     # 704. fp32: one statistic for each of 2 norms, 8 log-sum-exps: 10.
     got = saved(layer(table(read(LLAMA), keys())))
@@ -152,7 +152,7 @@ def test_tp_across_two_nodes_sends_an_eighth_of_the_bytes_out() -> None:
     big = dataclasses.replace(FLASH, seq_len=1 << 16)
     costs = [layer(table(read(LLAMA | {"num_attention_heads": 16, "num_key_value_heads": 16, "hidden_size": 256}),
                          keys(tp=tp), workload=big)) for tp in (8, 16)]  # fmt: skip
-    node, nic = (level.link.bandwidth for level in A100.levels)
+    nic = A100.levels[1].link.bandwidth
     num_bytes = 2 * MICROBATCH * (1 << 16) * 256
     extra = 4 * num_bytes * (1 / 2 / 8 / nic)
     assert costs[1].tp_forward[0] - costs[0].tp_forward[0] == pytest.approx(extra, rel=0.1)
@@ -169,7 +169,7 @@ def test_experts_send_each_token_to_its_choices_and_back() -> None:
 
 
 def test_expert_tensor_parallelism_gathers_and_reduces_around_the_experts() -> None:
-    # Two ranks share each expert: a rank's 2 s b h rows go out over ep, are gathered over etp (twice the rows), and back.
+    # Two ranks share each expert: a rank's 2 s b h rows go over ep, are gathered over etp (twice the rows), and back.
     costs = layer(table(read(MIXTRAL), keys(ep=2, etp=2)), "moe_decoder")
     links = [level.link for level in A100.levels]
     travel = float(all_to_all_time(2 * 2 * SBH, [2, 1], links))
