@@ -374,6 +374,8 @@ class BestFirst:
             state_entries(rows, self.times, self.table, self.recompute), group.shape, self.job, self.recompute
         )
         rows = rows.take(self._close_worse(rows, group.vpp, bound))  # most end here, before communication is looked up
+        if not len(rows):
+            return
         entries = outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes, self.recompute)
         bound = bound_rows(entries, group.shape, self.job, self.recompute)
         kept = self._close_worse(rows, group.vpp, bound)
@@ -385,8 +387,6 @@ class BestFirst:
 
     def _close_worse(self, rows: OuterRows, vpp: int, bound: Bound) -> Ints:
         """Close the rows that do not fit or are no better than what is known; the others' indices."""
-        if not len(rows):
-            return np.zeros(0, dtype=np.int64)
         self.least_need = min(self.least_need, float(bound.memory.min()))
         fits = np.isfinite(bound.time)
         self.frontier.close("memory (B1)", int((~fits).sum()))
