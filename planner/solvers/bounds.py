@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost import Entries, JobCosts, compose, exposed_reduction, gathered_bytes, rank_states, rank_tails
+from planner.cost import (
+    Entries,
+    JobCosts,
+    RankTails,
+    compose,
+    exposed_reduction,
+    gathered_bytes,
+    rank_states,
+    rank_tails,
+)
 from planner.solvers.shapes import Shape
 from planner.solvers.space import RecomputeChoice
 from planner.strategy import Recompute
@@ -48,15 +57,23 @@ def bound_rows(entries: Entries, shape: Shape, job: JobCosts, recompute: Recompu
     path = shape.fill @ both
     if shape.layouts.pp > 1:
         path += (2 * np.asarray(shape.ranks, dtype=np.float64))[:, None] * entries.link_time[:-1].min(axis=0)
-    added += shape.counts @ both
-    added *= entries.num_microbatches
-    path += added
+    path += entries.num_microbatches * (shape.counts @ both + added)
     tails = rank_tails(dense, expert, entries, job, whole=False)
-    total = path.max(axis=0) + tails.update.max(axis=0)
     if not entries.open:
-        first_backward = shape.first_counts[0] @ times.backward
-        total += exposed_reduction(tails.reduction[0] + entries.shared_time, first_backward, job)
+        path += _exposed(entries, tails, shape.first_counts[0] @ times.backward, added, job)
+    total = path.max(axis=0) + tails.update.max(axis=0)
     return Bound(time=np.asarray(total * SAFETY), memory=memory)
+
+
+def _exposed(entries: Entries, tails: RankTails, first_backward: Floats, added: Floats, job: JobCosts) -> Floats:
+    """Reduction that the first rank's last backward does not hide, at the end of each looked-at path. [rank, row]
+
+    Every path drains through that backward once, so the least backward gives the least sum of both. Recomputation
+    makes it longer and hides more: the path that counts the first rank's recomputation has to count that too.
+    """
+    window = np.repeat(first_backward[None, :], len(added), axis=0)
+    window[0] += added[0]
+    return np.asarray(exposed_reduction(tails.reduction[0] + entries.shared_time, window, job))
 
 
 def _experts(counts: Floats, entries: Entries) -> Any:
