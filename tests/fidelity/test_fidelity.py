@@ -3,14 +3,14 @@
 Bounds are generous: they catch a wrong formula or unit, not a constant that a calibration would move. Classes:
 
 - ``dense``: Megatron-LM on A100 and H100, 22B to 1T, and the Llama 3 report. All errors are on the fast side, 12 % on
-  average. Known to be missing: unfused attention computes and moves masked scores too, and passes over the scores several
-  times (3 to 9 % of these steps at 13 bytes a score). Megatron-Turing NLG took a quarter longer per sequence than
-  Megatron-LM's 530B on the same layout, which no term here tells.
-- ``b200``: SimuMax's single node, layers cut, nothing overlapped. Products reach 0.49 of the peak in a fit of these rows,
-  and 0.66 in isolation (catalog).
-- ``moe``: two rows are near. Dispatch without DeepEP and the launching of many small kernels cost more than modelled (fast
-  side, up to 4 times; a reading of the figures, no trace was seen). DeepEP sends a token once to each node, we once for
-  each expert (slow side).
+  average. Known to be missing: unfused attention computes and moves masked scores too, and passes over the scores
+  several times (3 to 9 % of these steps at 13 bytes a score). Megatron-Turing NLG took a quarter longer per sequence
+  than Megatron-LM's 530B on the same layout, which no term here tells.
+- ``b200``: SimuMax's single node, layers cut, nothing overlapped. Products reach 0.49 of the peak in a fit of these
+  rows, and 0.66 in isolation (catalog).
+- ``moe``: two rows are near. Dispatch without DeepEP and the launching of many small kernels cost more than modelled
+  (fast side, up to 4 times; a reading of the figures, no trace was seen). DeepEP sends a token once to each node, we
+  once for each expert (slow side).
 """
 
 from __future__ import annotations
