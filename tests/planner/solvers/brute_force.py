@@ -251,7 +251,7 @@ class Enumeration:
         self._inner_codes = {rule.code for rule in self.target.rules_of("inner")}
 
     def _faults(self, strategy: Strategy) -> set[str]:
-        """Codes of the rules that ``Target.violations`` would name; its messages, which look for legal values, take long."""
+        """Codes of the rules that ``Target.violations`` would name, without its messages, which take long."""
         candidate = candidate_of(strategy, self.case.cluster.num_devices)
         return {rule.code for rule in self._rules if not rule.holds(candidate, self._facts)}
 
@@ -278,7 +278,7 @@ class Enumeration:
         return found
 
     def is_small(self, least: int, most: int) -> bool:
-        """Whether the number of complete candidates lies between two numbers; large spaces are not listed to the end."""
+        """Whether the number of complete candidates lies between two numbers; a large space is not listed."""
         raw = itertools.islice(raw_meshes(self.case), MAX_MESHES + 1)
         if sum(1 for _ in raw) > MAX_MESHES:
             return False

@@ -1,4 +1,4 @@
-"""Random small cases: tiny stacks of every kind of model on a few devices, so small that all candidates can be listed."""
+"""Random small cases: short stacks of every kind of model on a few devices, so that all candidates can be listed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ DEVICES = ("a100-sxm-80gb", "h100-sxm", "v100-sxm-32gb")
 def from_config(config: dict[str, Any], name: str) -> ModelGraph:
     """A model as its reader makes it."""
     return parse_model(Document(file="config.json", content=config), name)
+
+
+def from_json(model: ModelGraph) -> ModelGraph:
+    """A model after it was written and read."""
+    return parse_model(Document(file="model.json", content=model.to_json()), model.name)
 
 
 def llama(rng: random.Random, num_layers: int) -> ModelGraph:
