@@ -35,6 +35,8 @@ class Kernel:
     """Bytes kept per element of the first input, in place of the input itself."""
     score_bytes: int = 0
     """Bytes kept per attention score."""
+    score_traffic: int = 0
+    """Bytes moved per score of the whole square; 0 for a kernel that never writes scores and skips masked ones."""
     backward: float
     """Time of the backward over the time of the forward."""
     source: str

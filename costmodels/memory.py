@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
+
 Integer: TypeAlias = Any
 """An int or a numpy array of ints."""
 
@@ -67,7 +69,7 @@ def state_bytes(
 
 
 def _pick(condition: Any, yes: Integer, no: Integer) -> Integer:
-    """``yes`` where the condition holds, else ``no``; for numbers and arrays, without losing integers."""
+    """``yes`` where the condition holds, else ``no``; for numbers and arrays."""
     if isinstance(condition, bool):
         return yes if condition else no
-    return condition * yes + (1 - condition) * no
+    return np.where(condition, yes, no)

@@ -7,6 +7,7 @@ r + s, ..., r + (n - 1) s. All functions take ints or integer arrays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -67,15 +68,18 @@ def boundary_levels(stride: int, pp: int, cluster: Cluster) -> list[int]:
 
     Notes
     -----
-    Taken for the pipeline of rank 0; strides that do not divide a unit count as crossing it.
+    The outermost over all pipelines: they begin at multiples of ``stride pp``, which need not be the begin of a unit.
+    Strides that do not divide a unit count as crossing it.
     """
+    length = stride * pp
     levels = []
     for rank in range(pp):
         here, there = rank * stride, ((rank + 1) % pp) * stride
         level = 0
         while level < len(cluster.levels) - 1:
             unit = cluster.levels[level].num_devices
-            if unit % stride == 0 and here // unit == there // unit:
+            begins = range(0, unit // math.gcd(unit, length) * length, length)
+            if unit % stride == 0 and all((begin + here) // unit == (begin + there) // unit for begin in begins):
                 break
             level += 1
         levels.append(level)

@@ -364,8 +364,8 @@ class _LayerCoster:
             for parameter in op.parameters:
                 weights = weights + parameter_elements(self.layer, parameter, self.shards)
         moved = size * np.asarray(inputs + output + weights, dtype=np.float64)
-        if kernel.score_bytes:
-            moved = moved + kernel.score_bytes * self.scores(op)
+        if kernel.score_traffic:
+            moved = moved + kernel.score_traffic * self.full_scores(op).astype(np.float64)
         if kernel.engine is Engine.MEMORY:
             return np.asarray(memory_time(moved, device)) + self.zero
         precision = self.workload.precision.value
@@ -374,7 +374,8 @@ class _LayerCoster:
     def flops(self, op: Op, output: Any) -> Any:
         """FLOPs of a matrix product or attention on one rank."""
         if op.kind is OpKind.ATTENTION:
-            return self.scores(op) * attention_flops_per_pair(self.layer, op)
+            pairs = self.full_scores(op) if self.kernel(op).score_traffic else self.scores(op)
+            return pairs.astype(np.float64) * attention_flops_per_pair(self.layer, op)
         flops = 2.0 * np.asarray(output, dtype=np.float64)
         for name in op.sums:
             flops = flops * local_size(self.layer.dims[name], self.shards)
@@ -383,7 +384,7 @@ class _LayerCoster:
         return flops
 
     def scores(self, op: Op) -> Any:
-        """Query-key pairs of an attention op on one rank."""
+        """Query-key pairs of an attention op on one rank that are not masked."""
         query = self.layer.tensors[op.inputs[0]]
         heads = row_elements(self.layer, query.dims[:-1], self.shards)
         tokens = self.tokens(Region.TENSOR)
@@ -495,8 +496,10 @@ class _LayerCoster:
         return self.tokens(Region.TENSOR) * heads * self.workload.seq_len
 
     def freed(self) -> set[str]:
-        """Tensors that selective recomputation does not keep."""
-        return {op.output for op in self.layer.ops if op.module in self.cheap} - {self.layer.input}
+        """Tensors that selective recomputation does not keep. Core attention keeps its output: it is made again for its
+        scores, and the projection behind it needs the output too."""
+        cheap = {op.output for op in self.layer.ops if op.module in self.cheap and op.kind is not OpKind.ATTENTION}
+        return cheap - {self.layer.input}
 
     def transients(self, saved: Ints) -> Ints:
         """Working memory by kind of recomputation: gathered inputs, and gradients of an op's inputs and output."""

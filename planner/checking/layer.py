@@ -183,6 +183,10 @@ class _Account:
         """Query-key pairs that are not masked, over the local heads and tokens."""
         return self.tokens(WHOLE) * self.num_heads(op) * keys_seen(op, self.workload.seq_len)
 
+    def square(self, op: Op) -> int:
+        """All query-key pairs, masked ones too."""
+        return self.tokens(WHOLE) * self.num_heads(op) * self.workload.seq_len
+
     def num_heads(self, op: Op) -> int:
         return self.width(self.layer.tensors[op.inputs[0]].dims[:-1])
 
@@ -197,12 +201,13 @@ class _Account:
         if kernel.engine is Engine.GEMM:
             elements += sum(num_weights(self.layer, weight.dims, self.plan) for weight in op.parameters)
         moved = float(self.size * elements)
-        if kernel.score_bytes:
-            moved += kernel.score_bytes * self.seen_pairs(op)
+        if kernel.score_traffic:
+            moved += kernel.score_traffic * self.square(op)
         if kernel.engine is Engine.MEMORY:
             return float(memory_time(moved, self.device))
         if op.kind is OpKind.ATTENTION:
-            product = self.seen_pairs(op) * pair_flops(self.layer, op)
+            pairs = self.square(op) if kernel.score_traffic else self.seen_pairs(op)
+            product = pairs * pair_flops(self.layer, op)
         elif op.kind is OpKind.GROUPED_LINEAR:
             product *= self.workload.expert_imbalance
         return float(kernel_time(product, moved, self.device, kernel.engine, self.workload.precision.value))
@@ -280,15 +285,15 @@ class _Account:
             tensors |= set(op.inputs) if kernel.saves_inputs else set()
             tensors |= {op.output} if kernel.saves_output else set()
             if selective and op.module in self.dropped:
-                again.add(op.output)
+                if op.kind is not OpKind.ATTENTION:  # its output stays, for the projection
+                    again.add(op.output)
                 continue
             dims = self.layer.tensors[op.output].dims
             extra += kernel.element_bytes * self.local(op.output)
             extra += kernel.row_bytes * self.tokens(self.place(dims)) * self.width(dims[:-1])
             extra += kernel.input_bytes * self.local(op.inputs[0]) if kernel.input_bytes else 0
             if kernel.score_bytes:
-                scores = self.tokens(WHOLE) * self.num_heads(op) * self.workload.seq_len
-                extra += kernel.score_bytes * scores
+                extra += kernel.score_bytes * self.square(op)
         again -= {self.layer.input or ""}
         return extra + self.size * sum(self.local(name) for name in tensors - again)
 
@@ -342,7 +347,11 @@ class _Account:
             Recompute.FULL: entry,
         }
         most = self.largest_working_set()
-        made_again = {op.output for op in layer.ops if op.module in self.dropped and op.output != layer.input}
+        made_again = {
+            op.output
+            for op in layer.ops
+            if op.module in self.dropped and op.kind is not OpKind.ATTENTION and op.output != layer.input
+        }
         freed = max((self.size * self.local(name) for name in made_again), default=0)
         weights = [weight for op in layer.ops for weight in op.parameters]
         expert = [weight for weight in weights if any(layer.dims[name].axis is Axis.EP for name in weight.dims)]

@@ -102,10 +102,13 @@ def make_mesh(plan: Plan) -> Mesh:
 
 
 def _boundary_level(rank: int, pp: int, stride: int, cluster: Cluster) -> int:
-    """The innermost level with a unit that holds both ends, for the pipeline of rank 0."""
-    here, there = rank * stride, (rank + 1) % pp * stride
+    """The innermost level with a unit that holds both ends, in every pipeline: they follow one another."""
     for index, level in enumerate(cluster.levels[:-1]):
         unit = level.num_devices
-        if unit % stride == 0 and here // unit == there // unit:
+        ends = [
+            (pipeline * pp * stride + rank * stride, pipeline * pp * stride + (rank + 1) % pp * stride)
+            for pipeline in range(unit)  # their places in a unit repeat after so many at the latest
+        ]
+        if unit % stride == 0 and all(here // unit == there // unit for here, there in ends):
             return index
     return len(cluster.levels) - 1

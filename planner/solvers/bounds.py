@@ -113,22 +113,21 @@ def _forced_recompute(
     need += _largest_present(shape.counts, entries.transient[Kind.NONE])
     memory = need if Recompute.NONE in recompute.kinds else np.full(need.shape, np.inf)
     over = np.maximum(0.0, need - job.budget)
-    added = np.where(over > 0, np.inf, 0.0) if Recompute.NONE in recompute.kinds else np.full(need.shape, np.inf)
-    per_chunk = over / shape.most_in_flight[:, None]
+    binds = over > 0
+    added = np.where(binds, np.inf, 0.0) if Recompute.NONE in recompute.kinds else np.full(need.shape, np.inf)
+    over /= shape.most_in_flight[:, None]
     for kind in (Kind.SELECTIVE, Kind.FULL):
         if Recompute[kind.name] not in recompute.kinds:
             continue
-        saved = entries.saved[Kind.NONE].copy()
-        saved[shape.body] = np.minimum(saved[shape.body], entries.saved[kind][shape.body])
-        least = shape.held @ saved
+        least = shape.held @ np.minimum(entries.saved[kind], entries.saved[Kind.NONE])
         least += static
         if recompute.partial:
             with np.errstate(invalid="ignore"):
-                time = per_chunk * entries.price[kind]
-            time[over == 0] = 0.0
+                time = over * entries.price[kind]
+            np.copyto(time, 0.0, where=~binds)
         else:
             time = shape.counts[:, shape.body] @ entries.recompute[kind][shape.body]
-        time[least > job.budget] = np.inf
-        added = np.minimum(added, time)
+        np.copyto(time, np.inf, where=least > job.budget)
+        np.minimum(added, time, out=added)
         memory = np.minimum(memory, least)
     return added, np.asarray(memory.max(axis=0))

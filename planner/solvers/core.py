@@ -59,6 +59,7 @@ def enumerate_meshes(num_devices: int, facts: ModelFacts, target: Target, fixed:
             pp=pp,
             key=index[pp],
             num_microbatches=facts.global_batch_size // (columns["dp"] * columns["microbatch_size"]),
+            expert_axis=columns["dp"] * columns["cp"] * columns["tp"] // (columns["ep"] * columns["etp"]),
             **columns,
         )
         for pp, columns in raw.items()
@@ -238,6 +239,6 @@ def outer_candidate(rows: Any, vpp: int, num_devices: int, sequence_parallel: bo
         cp_kind=rows.cp_kind,
         zero_stage=rows.zero_stage,
         dp_shard=rows.dp_shard,
-        dp_replicate=mesh.dp // rows.dp_shard,
+        dp_replicate=rows.dp_replicate,
         rank_order=rows.rank_order,
     )

@@ -35,6 +35,7 @@ class OuterRows:
     cp_kind: Ints
     zero_stage: Ints
     dp_shard: Ints
+    dp_replicate: Ints
     rank_order: Ints
 
     def __len__(self) -> int:
@@ -47,6 +48,7 @@ class OuterRows:
             cp_kind=self.cp_kind[index],
             zero_stage=self.zero_stage[index],
             dp_shard=self.dp_shard[index],
+            dp_replicate=self.dp_replicate[index],
             rank_order=self.rank_order[index],
         )
 
@@ -57,7 +59,7 @@ def expand(mesh: MeshRows, choices: Sequence[OuterChoices]) -> tuple[OuterRows, 
     parent = np.repeat(np.arange(len(mesh)), sizes)
     columns = {
         name: np.concatenate([getattr(choice, name) for choice in choices])
-        for name in ("cp_kind", "zero_stage", "dp_shard", "rank_order")
+        for name in ("cp_kind", "zero_stage", "dp_shard", "dp_replicate", "rank_order")
     }
     return OuterRows(mesh=mesh.take(parent), **columns), parent
 
@@ -75,15 +77,14 @@ def core_entries(
     With buffers, the arrays live in them until the next call.
     """
     key = mesh.key
-    shards = mesh.dp * mesh.cp
     boundary = table.boundary_bytes[key]
     links = np.stack([np.asarray(point_to_point_time(boundary, level.link)) for level in cluster.levels])
     return Entries(
         **_gathered(times, ANY_CP_KIND, key, recompute, buffers),
         num_microbatches=mesh.num_microbatches,
         zero_stage=3,
-        dense_shards=shards,
-        expert_shards=np.maximum(1, shards * mesh.tp // (mesh.ep * mesh.etp)),
+        dense_shards=mesh.dp * mesh.cp,
+        expert_shards=mesh.expert_axis,
         dense_shard_group=FREE,
         dense_replica_group=FREE,
         expert_shard_group=FREE,
@@ -111,23 +112,30 @@ class _Sharding:
 def _sharding(rows: OuterRows) -> _Sharding:
     mesh = rows.mesh
     sharded = rows.zero_stage > 0
-    replicas = mesh.dp // rows.dp_shard
+    replicas = rows.dp_replicate
     context = np.where(sharded, mesh.cp, 1)
-    expert_axis = mesh.dp * mesh.cp * mesh.tp // (mesh.ep * mesh.etp)
+    expert_axis = mesh.expert_axis
+    expert_shards = np.where(sharded, np.maximum(1, expert_axis // replicas), 1)
     return _Sharding(
         context=context,
         replicas=replicas,
         dense_shards=rows.dp_shard * context,
         expert_axis=expert_axis,
-        expert_shards=np.where(sharded, np.maximum(1, expert_axis // replicas), 1),
+        expert_shards=expert_shards,
     )
 
 
-def state_entries(rows: OuterRows, times: LayerTimes, table: LayerTable, recompute: RecomputeChoice) -> Entries:
+def state_entries(
+    rows: OuterRows,
+    times: LayerTimes,
+    table: LayerTable,
+    recompute: RecomputeChoice,
+    buffers: Buffers | None = None,
+) -> Entries:
     """Entries of outer rows with their sharding of states and kind of cp, and communication still open."""
     mesh, key, sharding = rows.mesh, rows.mesh.key, _sharding(rows)
     return Entries(
-        **_gathered(times, rows.cp_kind, key, recompute),
+        **_gathered(times, rows.cp_kind, key, recompute, buffers),
         num_microbatches=mesh.num_microbatches,
         zero_stage=rows.zero_stage,
         dense_shards=sharding.dense_shards,
@@ -136,7 +144,7 @@ def state_entries(rows: OuterRows, times: LayerTimes, table: LayerTable, recompu
         dense_replica_group=FREE,
         expert_shard_group=FREE,
         expert_replica_group=FREE,
-        link_time=np.zeros((mesh.pp, len(rows))),
+        link_time=np.broadcast_to(0.0, (mesh.pp, len(rows))),
         shared_time=np.zeros(len(rows)),
         shared_parameters=table.shared_parameters[key],
     )

@@ -49,6 +49,9 @@ def estimate_strategy(
     """
     if strategy.world_size != cluster.num_devices:
         raise ValueError(f"the strategy uses {strategy.world_size} devices, the cluster has {cluster.num_devices}")
+    ranks = strategy.dp * strategy.cp * strategy.tp
+    if ranks % (strategy.ep * strategy.etp):
+        raise ValueError(f"ep x etp = {strategy.ep * strategy.etp} does not divide dp x cp x tp = {ranks}")
     stack = load_stack(workload.stack)
     job = job_costs(cluster, workload, stack.overlap, headroom)
     table = _single_table(model, cluster, workload, strategy, stack)
@@ -106,6 +109,7 @@ def outer_row(strategy: Strategy) -> OuterRows:
         etp=_array(strategy.etp),
         microbatch_size=_array(strategy.microbatch_size),
         num_microbatches=_array(strategy.num_microbatches),
+        expert_axis=_array(strategy.expert_replicas),
         key=_array(0),
         num_outer=_array(1),
     )
@@ -114,6 +118,7 @@ def outer_row(strategy: Strategy) -> OuterRows:
         cp_kind=_array(CP_KINDS.index(strategy.cp_kind)),
         zero_stage=_array(strategy.zero_stage),
         dp_shard=_array(strategy.dp_shard),
+        dp_replicate=_array(strategy.dp_replicate),
         rank_order=_array(list(RankOrder).index(strategy.rank_order)),
     )
 

@@ -348,7 +348,7 @@ def _proof(job: _Job, loop: BestFirst, best: Found | None) -> Proof:
     if loop.stopped:
         termination = Termination.FEASIBLE if best else Termination.NO_PLAN_FOUND
         bound = min(open_bound, best.step_time) if best else open_bound
-        bound = bound if math.isfinite(bound) else None
+        bound = bound if math.isfinite(bound) and bound > 0 else None
     elif best is None:
         termination, bound = Termination.INFEASIBLE, None
     else:

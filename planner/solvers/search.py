@@ -23,7 +23,7 @@ from planner.cost import JobCosts, LayerTimes
 from planner.plan import Subtree, rounded
 from planner.solvers.bounds import Bound, bound_rows
 from planner.solvers.core import CoreGroup, CoreSpace, MeshBounder, MeshGroup, outer_candidate
-from planner.solvers.entries import OuterRows, expand, outer_entries, state_entries
+from planner.solvers.entries import Buffers, OuterRows, expand, outer_entries, state_entries
 from planner.solvers.inner import InnerProblem, StagePlans, chain_bounds, solve_pairs
 from planner.solvers.result import Limits
 from planner.solvers.shapes import in_flight
@@ -176,6 +176,7 @@ class BestFirst:
         self.space, self.times, self.table, self.job = space, times, table, job
         self.recompute, self.limits, self.report = recompute, limits, report
         self._bounder = MeshBounder(times, table, job, recompute)
+        self._buffers: Buffers = {}
         self.frontier = Frontier()
         self.num_bounded = self.num_evaluated = 0
         self.best: dict[tuple[int, ...], Found] = {}
@@ -183,6 +184,7 @@ class BestFirst:
         self.least_need = math.inf
         self.stopped = False
         self.interrupted = False
+        self._open_before, self._lost_bound = 0.0, math.inf
         self._began = time.monotonic()
         self._counter = itertools.count()
         self._outer: list[tuple[float, int, OuterBatch]] = []
@@ -222,7 +224,8 @@ class BestFirst:
     @property
     def open_bound(self) -> float:
         """The least bound of anything still open [s]."""
-        return min(self._next_mesh_bound(), _least(self._core), _least(self._outer), _least(self._candidates))
+        waiting = (_least(self._core), _least(self._outer), _least(self._candidates))
+        return min(self._next_mesh_bound(), *waiting, self._lost_bound)
 
     def closed(self, bound: float) -> bool:
         """Whether a bound is no better than what is known."""
@@ -239,6 +242,7 @@ class BestFirst:
                 self._step()
         except KeyboardInterrupt:
             self.stopped = self.interrupted = True
+            self._lost_bound = self._open_before  # the step that was cut short may have dropped what it held
         self._close_rest()
 
     def _finished(self) -> bool:
@@ -250,6 +254,7 @@ class BestFirst:
         return self.stopped
 
     def _step(self) -> None:
+        self._open_before = self.open_bound
         mesh, core = self._next_mesh_bound(), _least(self._core)
         outer, candidate = _least(self._outer), _least(self._candidates)
         dive = not self.best  # any plan first: it closes much of the rest
@@ -317,6 +322,7 @@ class BestFirst:
         """Look at the most promising mesh of every group first: a good plan early closes much of the rest."""
         if not len(self._mesh_bounds):
             return
+        self._open_before = self._next_mesh_bound()
         _, chosen = np.unique(self._mesh_group, return_index=True)
         self._open_meshes(chosen)
         for name in ("_mesh_bounds", "_mesh_group", "_mesh_row"):
@@ -569,7 +575,11 @@ class BestFirst:
     # The end
 
     def _close_rest(self) -> None:
-        """Count what is still open: closed by its bound, or left open by a limit."""
+        """Count what is still open: closed by its bound, or left open by a limit.
+
+        Ctrl-C may come in the middle of a step: what that step held is open too. Solved rows end at the least of the
+        best plan, whose equals and betters are all simulated, and the candidates that still wait.
+        """
         state = "open" if self.stopped else "bound"
         bounds = self._mesh_bounds[self._next_mesh :]
         groups, rows = self._mesh_group[self._next_mesh :], self._mesh_row[self._next_mesh :]
@@ -581,6 +591,13 @@ class BestFirst:
             self.frontier.close(f"{state} (B0)", int(core.group.rows.num_outer.sum()), low)
         for low, _, outer in self._outer:
             self.frontier.close(f"{state} (B1)", len(outer.rows), low)
+        if "solved (B2)" in self.frontier.sizes:
+            best = self.champion
+            simulated = math.inf if best is None else best.step_time
+            self.frontier.bounds["solved (B2)"] = min(simulated, _least(self._candidates))
+        if self.interrupted:
+            lost = self.space.space_size - sum(self.frontier.sizes.values())
+            self.frontier.close("open (interrupted)", lost, self._lost_bound)
 
 
 def _least(heap: Sequence[tuple[float, int, object]]) -> float:

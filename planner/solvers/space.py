@@ -133,7 +133,7 @@ def parse_fixed(fix: Mapping[str, object]) -> Fixed:
         else:
             accepted = (*DEGREE_KEYS, *WORD_KEYS)
             near = difflib.get_close_matches(key, accepted, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f", did you mean {near[0]!r}?" if near else ";"
             problems.append(f"fix {key!r:.80}: unknown key{hint} accepted: {', '.join(accepted)}")
     if problems:
         raise ValueError("\n".join(problems))
@@ -169,6 +169,8 @@ class MeshRows:
     etp: Ints
     microbatch_size: Ints
     num_microbatches: Ints
+    expert_axis: Ints
+    """Ranks with the same expert weights."""
     key: Ints
     """Row of the layer table."""
     num_outer: Ints
@@ -233,6 +235,7 @@ class OuterChoices:
     cp_kind: Ints
     zero_stage: Ints
     dp_shard: Ints
+    dp_replicate: Ints
     rank_order: Ints
 
     def __len__(self) -> int:
@@ -267,7 +270,13 @@ def _outer_choices(
         for order in range(2 if ordered else 1)
     ]
     array = np.asarray(rows, dtype=np.int64).reshape(-1, 4)
-    return OuterChoices(cp_kind=array[:, 0], zero_stage=array[:, 1], dp_shard=array[:, 2], rank_order=array[:, 3])
+    return OuterChoices(
+        cp_kind=array[:, 0],
+        zero_stage=array[:, 1],
+        dp_shard=array[:, 2],
+        dp_replicate=dp // array[:, 2],
+        rank_order=array[:, 3],
+    )
 
 
 def count_outer(rows: Mapping[str, Ints], pp: int, fixed: Fixed) -> Ints:

@@ -60,6 +60,9 @@ class Usage:
     """What one search took and said."""
 
     wall: float
+    """[s]"""
+    cpu: float
+    """[s]"""
     memory: float
     """Largest resident memory [bytes]."""
     answer: dict[str, Any]
@@ -77,7 +80,8 @@ def measure(headline: Headline) -> Usage:
         output.seek(0)
         answer = json.load(output)
     unit = 1 if sys.platform == "darwin" else 1024
-    return Usage(wall=wall, memory=float(usage.ru_maxrss * unit), answer=answer)
+    cpu = usage.ru_utime + usage.ru_stime
+    return Usage(wall=wall, cpu=cpu, memory=float(usage.ru_maxrss * unit), answer=answer)
 
 
 def headline_rows(headline: Headline, repeats: int) -> list[Row]:
@@ -91,6 +95,7 @@ def headline_rows(headline: Headline, repeats: int) -> list[Row]:
 
     return [
         row("wall", float(np.median([usage.wall for usage in usages])), "s", headline.seconds),
+        row("CPU", float(np.median([usage.cpu for usage in usages])), "CPU s", None),
         row("memory", float(np.median([usage.memory for usage in usages])) / 1e6, "MB", 1000),
         row("gap", float(last["gap"]), "", 0),
         row("bounded", float(last["num_bounded"]), "rows", headline.bounded),
