@@ -598,6 +598,7 @@ class BestFirst:
         if self.interrupted:
             lost = self.space.space_size - sum(self.frontier.sizes.values())
             self.frontier.close("open (interrupted)", lost, self._lost_bound)
+            self._lost_bound = self._lost_bound if lost else math.inf
 
 
 def _least(heap: Sequence[tuple[float, int, object]]) -> float:

@@ -273,10 +273,10 @@ def check(seed: int) -> bool:
 
 
 def test_both_engines_agree_with_the_inner_solver() -> None:
-    assert sum(check(seed) for seed in range(24)) >= 12
+    assert sum(check(seed) for seed in range(10)) >= 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(24, 300))
+@pytest.mark.parametrize("seed", range(10, 300))
 def test_both_engines_agree_on_more_rows(seed: int) -> None:
     check(seed)
