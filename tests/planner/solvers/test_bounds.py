@@ -227,13 +227,13 @@ def check_rows_within(everything: Evaluated, case: Case) -> None:
         assert b0.time[0] <= b1.time[0] * (1 + ROUNDING) and b0.memory[0] <= b1.memory[0] * (1 + ROUNDING), said
 
 
-@pytest.mark.parametrize("seed", range(500, 512))
+@pytest.mark.parametrize("seed", range(500, 507))
 def test_no_bound_is_above_the_best_candidate_of_a_row(seed: int) -> None:
     check_all_rows(seed, 400, (0.02, 0.3))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(512, 612))
+@pytest.mark.parametrize("seed", range(507, 612))
 def test_no_bound_is_above_the_best_candidate_of_more_rows(seed: int) -> None:
     check_all_rows(seed, 4000, (0.0, 0.02, 0.1, 0.3, 0.6))
 
@@ -250,7 +250,7 @@ RAISED = ("forward", "backward", "link_time", "shared_time", "dense_parameters",
 def test_a_bound_does_not_fall_when_an_entry_grows(name: str) -> None:
     for space_name in ("llama-short", "moe-short"):
         space = Space(mid_size(space_name), seed=3)
-        drawn = (space.draw() for _ in range(60))
+        drawn = (space.draw() for _ in range(25))
         for row in drawn:
             if row is None:
                 continue
@@ -270,7 +270,7 @@ def test_a_bound_does_not_fall_when_an_entry_grows(name: str) -> None:
 def test_a_bound_does_not_fall_when_more_is_kept_or_recomputed_dearer() -> None:
     """More bytes while recomputing, a higher price of a byte, larger working memory."""
     space = Space(mid_size("llama-short"), seed=4)
-    for row in (space.draw() for _ in range(150)):
+    for row in (space.draw() for _ in range(60)):
         if row is None:
             continue
         entries = space.entries(row.rows)
@@ -334,13 +334,13 @@ def solved_times(space: Space, outer: Any, evaluator: Evaluator) -> dict[tuple[t
     }
 
 
-@pytest.mark.parametrize("seed", range(700, 706))
+@pytest.mark.parametrize("seed", range(700, 703))
 def test_the_least_recomputation_is_the_best_one(seed: int) -> None:
     check_least_recompute(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(706, 760))
+@pytest.mark.parametrize("seed", range(703, 760))
 def test_the_least_recomputation_is_the_best_one_in_more_cases(seed: int) -> None:
     check_least_recompute(seed)
 
@@ -381,7 +381,7 @@ def test_all_entries_are_looked_at() -> None:
 
 def test_enumeration_covers_the_rows_of_the_search() -> None:
     """The rows that the search keeps are the legal outer candidates of the enumeration."""
-    for seed in range(500, 506):
+    for seed in range(500, 503):
         case, _ = random_case(seed, 400)
         space = Space(case)
         found = set()
