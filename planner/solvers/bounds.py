@@ -83,9 +83,12 @@ def _experts(counts: Floats, entries: Entries) -> Any:
 
 def _largest_present(counts: Floats, values: Floats) -> Floats:
     """Largest value over the types that each looked-at rank holds. [rank, row]"""
-    patterns, which = np.unique(counts > 0, axis=0, return_inverse=True)
-    largest = [values[pattern].max(axis=0) if pattern.any() else np.zeros(values.shape[1]) for pattern in patterns]
-    return np.asarray(largest)[which.ravel()]
+    largest: dict[bytes, Floats] = {}  # most ranks hold the same types
+    present = counts > 0
+    for types in present:
+        if types.tobytes() not in largest:
+            largest[types.tobytes()] = values[types].max(axis=0, initial=0.0)
+    return np.stack([largest[types.tobytes()] for types in present])
 
 
 def _static_bytes(dense: Any, expert: Any, entries: Entries, shape: Shape, job: JobCosts) -> Floats:

@@ -20,7 +20,6 @@ from planner.tables import Keys, distinct_rows
 from planner.targets.candidate import ModelFacts
 
 Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 DEGREE_KEYS = (
     "dp",
@@ -79,14 +78,9 @@ class Fixed:
         """Whether a number is allowed for a key."""
         return value in self.numbers.get(key, (value,)) and value <= self.at_most.get(key, value)
 
-    def mask(self, key: str, values: Ints) -> Bools:
-        """Which numbers are allowed for a key."""
-        allowed = np.ones(len(values), dtype=bool)
-        if key in self.numbers:
-            allowed &= np.isin(values, self.numbers[key])
-        if key in self.at_most:
-            allowed &= values <= self.at_most[key]
-        return allowed
+    def touches(self, key: str) -> bool:
+        """Whether the user said anything about a key of numbers."""
+        return key in self.numbers or key in self.at_most
 
     def kinds(self) -> tuple[Recompute, ...]:
         """Kinds of recomputation that are allowed."""
@@ -244,17 +238,15 @@ class OuterChoices:
 
 def outer_choices(dp: int, cp: int, pp: int, fixed: Fixed) -> OuterChoices:
     """All outer choices; rules of a target are applied later."""
-    return _outer_choices(
-        dp,
-        cp > 1,
-        pp > 1 and dp > 1,
-        tuple(stage for stage in range(4) if fixed.allows("zero_stage", stage)),
-        tuple(
-            shard
-            for shard in divisors(dp)
-            if fixed.allows("dp_shard", shard) and fixed.allows("dp_replicate", dp // shard)
-        ),
-    )
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    if fixed.touches("zero_stage"):
+        zero_stages = tuple(stage for stage in zero_stages if fixed.allows("zero_stage", stage))
+    shards = divisors(dp)
+    if fixed.touches("dp_shard") or fixed.touches("dp_replicate"):
+        shards = tuple(
+            shard for shard in shards if fixed.allows("dp_shard", shard) and fixed.allows("dp_replicate", dp // shard)
+        )
+    return _outer_choices(dp, cp > 1, pp > 1 and dp > 1, zero_stages, shards)
 
 
 @lru_cache(maxsize=10_000)
