@@ -34,7 +34,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], str]] = {
     "check": (("planner.check", "planner.checking"), "hardware costmodels data targets"),
     "tables": (("planner.tables",), "hardware costmodels data targets"),
     "cost": (("planner.cost",), "hardware costmodels data targets tables"),
-    "simulator": (("planner.order", "planner.simulator", "planner.simulator_paths"), "hardware costmodels data targets tables cost"),
+    "simulator": (
+        ("planner.order", "planner.simulator", "planner.simulator_paths"),
+        "hardware costmodels data targets tables cost",
+    ),
     "solvers": (("planner.solvers",), "hardware costmodels data targets check tables cost simulator"),
     "export": (("planner.export",), "hardware data targets"),
     "runtime": (("planner.runtime",), "hardware data targets"),

@@ -174,7 +174,7 @@ def _time_breakdown(
     parts = {name: count * float(layers @ np.asarray(values)[:, 0]) for name, values in terms.items()}
     tails = problem.tails()
     parts["context_parallel"] = max(0.0, count * float(plain) - sum(parts.values()))
-    parts["recompute"] = max(0.0, count * float(busy[rank] - plain - exposed))
+    parts["recompute"] = count * float((plans.backward - problem.backward)[rank::pp].sum())
     parts["data_parallel"] = count * float(exposed) + float(durations.exposed[rank]) + float(tails.gather[rank, 0])
     parts["optimizer"] = float(tails.optimizer[rank, 0])
     return TimeBreakdown(**parts, bubble=seconds - sum(parts.values()))
