@@ -67,14 +67,16 @@ def compose_layers(table: LayerTable, body: Sequence[bool]) -> LayerTimes:
     by_kind = [[table.costs[kind, name] for name in table.layer_types] for kind in CP_KINDS]
     recompute = _by_kind_and_type([[cost.recompute for cost in costs] for costs in by_kind])
     saved = _by_kind_and_type([[cost.saved for cost in costs] for costs in by_kind])
+    transient = _by_kind_and_type([[cost.transient for cost in costs] for costs in by_kind])
     edges = ~np.asarray(body)
-    saved[:, edges] = saved[0, edges]  # they never recompute
+    for memory in (saved, transient):
+        memory[:, edges] = memory[0, edges]  # they never recompute
     return LayerTimes(
         forward=_by_type([[_forward_time(cost) for cost in costs] for costs in by_kind]),
         backward=_by_type([[_backward_time(cost) for cost in costs] for costs in by_kind]),
         recompute=recompute,
         saved=saved,
-        transient=_by_kind_and_type([[cost.transient for cost in costs] for costs in by_kind]),
+        transient=transient,
         price=_least_price(recompute, saved, body),
         dense_parameters=np.stack([cost.dense_parameters.astype(np.float64) for cost in by_kind[0]]),
         expert_parameters=np.stack([cost.expert_parameters.astype(np.float64) for cost in by_kind[0]]),

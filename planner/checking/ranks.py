@@ -77,6 +77,10 @@ class RankAccount:
         self.stages = held_layers(plan)
         types = dict.fromkeys(block.layer_type for block in plan.model.blocks)
         self.figures: dict[str, LayerFigures] = {name: layer_figures(name, plan, self.stack) for name in types}
+        names = [block.layer_type for block in plan.model.blocks for _ in range(block.count)]
+        leading, trailing = edge_layers(plan.model)
+        self.counted = set(names[leading : len(names) - trailing])
+        """Types of which layers may recompute."""
         self.mesh = make_mesh(plan)
         self.exposed = {name: self._layer_exchanges(figures) for name, figures in self.figures.items()}
 
@@ -125,7 +129,10 @@ class RankAccount:
             (2 * workload.element_bytes if zero == 3 else 0) + (workload.gradient_bytes if zero >= 2 else 0)
         )
         kind = strategy.recompute if any(layer.recomputes for layer in layers) else Recompute.NONE
-        terms["transient"] = max(figure.working[kind] for figure in figures)
+        terms["transient"] = max(
+            self.figures[layer.layer_type].working[kind if layer.layer_type in self.counted else Recompute.NONE]
+            for layer in layers
+        )
         order = rank_order(rank, strategy.pp, strategy.vpp, enough_microbatches(strategy.pp, strategy.num_microbatches))
         saved = [sum(self._saved(layer) for layer in stage) for stage in self.stages]
         terms["activations"] = peak_kept(order, saved, len(saved))

@@ -28,6 +28,8 @@ from planner.tables import CP_KINDS, LayerTable, build_table
 from planner.targets import Target, load_target, model_facts
 from planner.workload import Workload
 
+SAME_TIME = 1e-9
+"""Share within which two ways to the same step time must agree."""
 RUNNERS_UP = 10
 """Meshes closed by a bound that are evaluated after the proof, to find the next best ones."""
 NUM_ALTERNATIVES = 3
@@ -399,10 +401,11 @@ def _plan(job: _Job, found: Found | NearestMiss, proof: Proof | None) -> Plan:
         provenance=provenance(job.cluster, job.workload, estimate.sources),
     )
     problems = check_plan(plan)
-    if isinstance(found, Found) and rank_key(estimate.prediction.step_time) != rank_key(found.step_time):
+    told = estimate.prediction.step_time
+    if isinstance(found, Found) and abs(told - found.step_time) > SAME_TIME * told:
         problems = [
             *problems,
-            f"the search found {found.step_time} s, the estimate says {estimate.prediction.step_time} s",
+            f"the search found {found.step_time} s, the estimate says {told} s",
         ]
     if problems:
         raise PlanCheckError("\n".join(problems))
