@@ -4,7 +4,7 @@ An estimate passes the entries of the chosen strategy and the layer counts of it
 entries and counts over the choices still open. Every function here is non-decreasing in every entry and count, so a
 bound cannot exceed an estimate. What overlaps what is decided in this file, and nowhere else:
 
-- ring context parallelism hides behind attention, never behind more than it;
+- ring context parallelism hides behind attention and behind waiting for launches;
 - ZeRO-3 gathers and ZeRO-2/3 reductions of a layer hide behind `overlap` times that layer's own compute;
 - the reduction of gradients at the end of a step hides behind `overlap` times the rank's last backward;
 - tensor- and expert-parallel collectives, optimizer step and weight gathers after it hide behind nothing.

@@ -87,7 +87,8 @@ class LayerCosts:
     cp_backward: Floats
     """And of the backward pass [s]."""
     attention_forward: Floats
-    """Compute that hides a ring's forward communication; 0 where nothing hides it [s]."""
+    """Attention, and the device's waiting for launches, that hide a ring's forward communication; 0 where nothing
+    hides it [s]."""
     attention_backward: Floats
     """And the backward one [s]."""
     recompute: Floats
@@ -297,9 +298,10 @@ class _LayerCoster:
                 cheap = cheap + time
             if op.kind is OpKind.ATTENTION:
                 attention = [attention[0] + time, attention[1] + kernel.backward * time]
-        forward = np.maximum(forward, len(self.layer.ops) * self.stack.launch_floor_forward)
+        idle_forward = np.maximum(0.0, len(self.layer.ops) * self.stack.launch_floor_forward - forward)
         least = len(self.layer.ops) * self.stack.launch_floor_backward
-        input_grad = np.maximum(input_grad, least - weight_grad)
+        idle_backward = np.maximum(0.0, least - weight_grad - input_grad)
+        forward, input_grad = forward + idle_forward, input_grad + idle_backward
         tp_forward, tp_backward, tp_cheap = self.tensor_parallel_times()
         ep_forward = self.expert_parallel_time()
         saved = np.stack([self.saved(Kind.NONE), self.saved(Kind.SELECTIVE), self.saved(Kind.FULL)])
@@ -311,7 +313,7 @@ class _LayerCoster:
             merge_forward, merge_backward = self.ring_merge_times(kind)
             hides = 1.0 if kind is CpKind.RING else 0.0
             work = forward + merge_forward
-            full = work + tp_forward + ep_forward + np.maximum(0.0, cp_forward - hides * attention[0])
+            full = work + tp_forward + ep_forward + np.maximum(0.0, cp_forward - hides * (attention[0] + idle_forward))
             costs[kind] = LayerCosts(
                 forward=work,
                 input_grad=input_grad + merge_backward,
@@ -321,8 +323,8 @@ class _LayerCoster:
                 ep_forward=ep_forward,
                 cp_forward=cp_forward,
                 cp_backward=cp_backward,
-                attention_forward=hides * attention[0],
-                attention_backward=hides * attention[1],
+                attention_forward=hides * (attention[0] + idle_forward),
+                attention_backward=hides * (attention[1] + idle_backward),
                 recompute=np.stack([self.zero, cheap + tp_cheap, full]),
                 saved=saved,
                 transient=transient,

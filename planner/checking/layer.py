@@ -318,8 +318,6 @@ class _Account:
         attention = [op for op in layer.ops if op.kind is OpKind.ATTENTION]
         window = math.fsum(time for op, time in zip(layer.ops, times, strict=True) if op in attention)
         window_back = math.fsum(time for op, time in zip(layer.ops, backwards, strict=True) if op in attention)
-        if self.strategy.cp_kind is not CpKind.RING:
-            window = window_back = 0.0  # an all-to-all stands between the products: nothing hides it
         context = [self.context_times(op) for op in attention]
         tp: list[tuple[float, float]] = []
         ep: list[float] = []
@@ -333,6 +331,10 @@ class _Account:
         floor, floor_back = (
             len(layer.ops) * value for value in (stack.launch_floor_forward, stack.launch_floor_backward)
         )
+        window += max(0.0, floor - math.fsum(times))  # a device that waits for launches can receive meanwhile
+        window_back += max(0.0, floor_back - math.fsum(backwards))
+        if self.strategy.cp_kind is not CpKind.RING:
+            window = window_back = 0.0  # an all-to-all stands between the products: nothing hides it
         merges = [self.merge_times(op) for op in attention]
         compute_forward = max(math.fsum(times), floor) + sum(ahead for ahead, _ in merges)
         compute_backward = max(math.fsum(backwards), floor_back) + sum(back for _, back in merges)

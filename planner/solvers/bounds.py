@@ -60,18 +60,19 @@ def bound_rows(entries: Entries, shape: Shape, job: JobCosts, recompute: Recompu
     path += entries.num_microbatches * (shape.counts @ both + added)
     tails = rank_tails(dense, expert, entries, job, whole=False)
     if not entries.open:
-        path += _exposed(entries, tails, shape.first_counts[0] @ times.backward, added, job)
+        path += _exposed(entries, tails, shape.last_backward @ times.backward, added, job)
     total = path.max(axis=0) + tails.update.max(axis=0)
     return Bound(time=np.asarray(total * SAFETY), memory=memory)
 
 
-def _exposed(entries: Entries, tails: RankTails, first_backward: Floats, added: Floats, job: JobCosts) -> Floats:
+def _exposed(entries: Entries, tails: RankTails, last_backward: Floats, added: Floats, job: JobCosts) -> Floats:
     """Reduction that the first rank's last backward does not hide, at the end of each looked-at path. [rank, row]
 
-    Every path drains through that backward once, so the least backward gives the least sum of both. Recomputation
-    makes it longer and hides more: the path that counts the first rank's recomputation has to count that too.
+    The longest backward over the layouts hides most. Recomputation makes it longer still: the path that counts the
+    first rank's recomputation counts that too; every other path drains through this backward once, so that what
+    recomputation adds there is at least what it hides.
     """
-    window = np.repeat(first_backward[None, :], len(added), axis=0)
+    window = np.repeat(last_backward[None, :], len(added), axis=0)
     window[0] += added[0]
     return np.asarray(exposed_reduction(tails.reduction[0] + entries.shared_time, window, job))
 

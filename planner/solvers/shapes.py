@@ -61,8 +61,8 @@ class Shape:
     """Least layers by type on each of these ranks. [rank, type]"""
     fill: Floats
     """Least layers by type on the stages before the rank's first one. [rank, type]"""
-    first_counts: Floats
-    """Least layers by type on the rank's first stage. [rank, type]"""
+    last_backward: Floats
+    """Most layers by type on the first stage, whose backward ends the schedule and hides a reduction. [type]"""
     held: Floats
     """Least layer-microbatches in flight by type at one moment. [rank, type]"""
     body: NDArray[np.bool_]
@@ -88,7 +88,7 @@ def make_shape(layouts: Layouts, num_microbatches: int) -> Shape:
         ranks=ranks,
         counts=per_rank[:, list(ranks)].min(axis=0).astype(np.float64),
         fill=fill[:, list(ranks)].min(axis=0).astype(np.float64),
-        first_counts=stages[:, list(ranks)].min(axis=0).astype(np.float64),
+        last_backward=stages[:, 0].max(axis=0).astype(np.float64),
         held=np.asarray(held, dtype=np.float64),
         body=np.isin(np.arange(layouts.chain.num_types), layouts.chain.types),
         most_in_flight=np.asarray(most, dtype=np.float64),
@@ -103,7 +103,7 @@ def least_shape(shapes: Sequence[Shape]) -> Shape:
         ranks=first.ranks,
         counts=np.minimum.reduce([shape.counts for shape in shapes]),
         fill=np.minimum.reduce([shape.fill for shape in shapes]),
-        first_counts=np.minimum.reduce([shape.first_counts for shape in shapes]),
+        last_backward=np.maximum.reduce([shape.last_backward for shape in shapes]),
         held=np.minimum.reduce([shape.held for shape in shapes]),
         body=first.body,
         most_in_flight=np.maximum.reduce([shape.most_in_flight for shape in shapes]),
