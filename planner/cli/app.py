@@ -256,11 +256,14 @@ def estimate(
 
 
 @app.command(
-    epilog="Examples: planner show llama-3.1-8b; planner show 'dgx-h100*4'; planner show h100-sxm-80gb",
+    epilog="Examples: planner show llama-3.1-8b; planner show 'dgx-h100*4'; planner show h100-sxm; planner show catalog",
     short_help="What was read of a model, cluster or device.",
 )
 def show(
-    thing: Annotated[str, typer.Argument(help="A model, a cluster, a device or a plan file.", metavar="NAME")],
+    thing: Annotated[
+        str,
+        typer.Argument(help="A model, a cluster, a device or a plan file; catalog lists the names.", metavar="NAME"),
+    ],
     seq_len: Annotated[
         Text, typer.Option("--seq-len", help="Tokens of a sequence for the FLOPs; the model's.", metavar="N")
     ] = None,

@@ -24,7 +24,11 @@ def run_show(thing: str, *, seq_len: str | None, as_json: bool) -> int:
     colour = wants_colour(sys.stdout)
     length = None if seq_len is None else parse_whole("--seq-len", seq_len, maximum=10**9)
     kind = kind_of(thing)
-    if kind == "device":
+    if kind == "catalog":
+        names = {"models": list(model_names()), "nodes": list(node_names()), "devices": list(device_names())}
+        lines = [f"{title + ':':<9}{', '.join(values)}" for title, values in names.items()]
+        _print(dict(names), "\n".join(lines), as_json)
+    elif kind == "device":
         device = load_device(thing)
         _print(device.to_json(), device_text(device, colour=colour), as_json)
     elif kind == "cluster":
@@ -48,7 +52,9 @@ def _print(values: dict[str, object], text: str, as_json: bool) -> None:
 
 
 def kind_of(thing: str) -> str:
-    """``model``, ``cluster``, ``device`` or ``plan``: by name, then by what a file holds."""
+    """``catalog``, ``model``, ``cluster``, ``device`` or ``plan``: by name, then by what a file holds."""
+    if thing == "catalog":
+        return "catalog"
     node = thing.strip().split("*")[0].strip()
     if thing in model_names():
         return "model"

@@ -500,6 +500,12 @@ def test_show_of_a_cluster_and_a_device(planner: Command) -> None:
     assert planner("show", ROOT / "examples" / "cluster.yaml", "--json").json["num_devices"] == 32
 
 
+def test_show_catalog_lists_every_name(planner: Command) -> None:
+    values, text = planner("show", "catalog", "--json").json, planner("show", "catalog").out
+    assert {"llama-3.1-405b", "dgx-h100", "h100-sxm"} <= {name for names in values.values() for name in names}
+    assert all(name in text for names in values.values() for name in names)
+
+
 def test_rule_explains_in_any_case_of_letters(planner: Command) -> None:
     answer = planner("rule", "r19")
     assert answer.status == 0 and "R19: " in answer.out and "of targets   megatron" in answer.out
