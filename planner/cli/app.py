@@ -256,7 +256,7 @@ def estimate(
 
 
 @app.command(
-    epilog="Examples: planner show llama-3.1-8b; planner show 'dgx-h100*4'; planner show h100-sxm; planner show catalog",
+    epilog="Examples: planner show llama-3.1-8b; planner show 'dgx-h100*4'; planner show catalog",
     short_help="What was read of a model, cluster or device.",
 )
 def show(

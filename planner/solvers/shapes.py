@@ -74,7 +74,7 @@ class Shape:
 def make_shape(layouts: Layouts, num_microbatches: int) -> Shape:
     """The shape facts of a family for a number of microbatches."""
     pp, vpp = layouts.pp, layouts.vpp
-    ranks = tuple(sorted({0, min(1, pp - 1), pp // 2, max(pp - 2, 0), pp - 1}))
+    ranks = tuple(sorted({0, min(1, pp - 1), max(pp - 2, 0), pp - 1}))
     per_rank = layouts.rank_counts()
     stages = layouts.counts
     held, most = [], []
