@@ -23,7 +23,8 @@ from costmodels.collectives import Affine, affine_time
 from costmodels.compute import optimizer_time
 from costmodels.memory import StateBytes, ceil_div, state_bytes
 from hardware import Cluster
-from planner.tables import CP_KINDS, Floats, Ints, LayerTable
+from planner.layer_costs import CP_KINDS, Floats, Ints
+from planner.tables import LayerTable
 from planner.workload import Workload
 
 Number: TypeAlias = Any

@@ -32,6 +32,10 @@ class RankOrder(StrEnum):
     DP_OUTER = "tp-cp-ep-pp-dp"
 
 
+SELECTIVE_MODULES = ("layernorm", "mla_up_proj", "moe_act")
+"""Modules that selective recomputation drops, by Megatron-Core's names; unfused core attention as well."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """Degrees, placement, stage contents, recomputation and schedule of one plan."""

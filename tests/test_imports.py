@@ -32,7 +32,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], str]] = {
     "targets": (("planner.targets",), "hardware data"),
     "readers": (("planner.readers", "planner.plan_file", "planner.plan_schema"), "hardware data"),
     "check": (("planner.check", "planner.checking"), "hardware costmodels data targets"),
-    "tables": (("planner.tables",), "hardware costmodels data targets"),
+    "tables": (
+        ("planner.layer_costs", "planner.measured_costs", "planner.tables"),
+        "hardware costmodels data targets",
+    ),
     "cost": (("planner.cost",), "hardware costmodels data targets tables"),
     "simulator": (
         ("planner.order", "planner.simulator", "planner.simulator_paths"),
@@ -55,7 +58,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], str]] = {
 NEVER_REACHED = {
     "planner.check": (
         *(f"planner.{name}" for name in ("sharding", "placement", "flops", "schedule", "order", "simulator")),
-        *("planner.tables", "planner.cost", "planner.solvers"),
+        *(f"planner.{name}" for name in ("layer_costs", "measured_costs", "tables", "cost", "solvers")),
     ),
 }
 

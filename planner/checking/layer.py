@@ -18,7 +18,7 @@ from costmodels.stacks import Stack
 from planner.checking.mesh import group_by_level
 from planner.graph import BATCH, CHOICES, SEQ, Axis, Layer, Measurement, ModelGraph, Op, OpKind
 from planner.plan import Plan
-from planner.strategy import CpKind, Recompute
+from planner.strategy import SELECTIVE_MODULES, CpKind, Recompute
 from planner.workload import Attention
 
 SPLIT, WHOLE, EXPERTS = "split", "whole", "experts"
@@ -26,8 +26,6 @@ SPLIT, WHOLE, EXPERTS = "split", "whole", "experts"
 GATHER, REDUCE, TRAVEL, SPREAD = "gather", "reduce", "travel", "spread"
 """Exchanges: over tp before and after products, over ep, over etp."""
 
-SELECTIVE_MODULES = ("layernorm", "moe_act", "mla_up_proj")
-"""What selective recomputation drops; unfused core attention as well."""
 MERGE_BYTES = 12
 """Two reads and a write of an fp32 element, where a ring adds its parts up."""
 

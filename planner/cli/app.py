@@ -12,10 +12,8 @@ import typer
 import typer.main
 
 from hardware.errors import printable
+from planner.cli.status import BAD_INPUT, FAULT, INTERRUPTED, Interrupted, PlannerFault
 from planner.cli.terminal import hint
-
-OK, UNFIT, BAD_INPUT, NO_PLAN, FAULT, INTERRUPTED = 0, 1, 2, 3, 4, 130
-"""Exit statuses."""
 
 STATUSES = """\
 Exit status: 0 an answer; 1 proven that no plan fits (estimate: it does not fit or breaks a rule of the target);
@@ -374,14 +372,6 @@ def _explain(error: Exception) -> int:
 def _usage_errors() -> type[Exception]:
     """What typer raises for a wrong command line, in each of its versions."""
     return typer.BadParameter.__mro__[1]
-
-
-class PlannerFault(RuntimeError):
-    """Something that only a fault of the planner can cause; one problem per line."""
-
-
-class Interrupted(RuntimeError):
-    """Ctrl-C before there was anything to show."""
 
 
 def _fail(lines: Sequence[str], status: int) -> int:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hardware import Cluster, read_cluster
-from planner.cli.app import BAD_INPUT, OK, UNFIT
 from planner.cli.configuration import build_strategy, parse_settings
 from planner.cli.inputs import Problems, check_output, parse_pairs, parse_share, resolve_workload
+from planner.cli.status import BAD_INPUT, OK, UNFIT
 from planner.cli.terminal import emit, emit_json, hint, wants_colour
 from planner.graph import ModelGraph
 from planner.plan import Plan

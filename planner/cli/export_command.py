@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 from hardware.errors import quote, suggest
-from planner.cli.app import OK, UNFIT
 from planner.cli.inputs import Problems, check_output
+from planner.cli.status import OK, UNFIT
 from planner.cli.terminal import emit, hint
 from planner.export import export_names, export_plan
 from planner.plan_file import read_plan, write_files

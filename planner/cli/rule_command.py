@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hardware.errors import quote, suggest
-from planner.cli.app import OK
+from planner.cli.status import OK
 from planner.cli.terminal import emit
 from planner.targets import Rule, load_target, target_names
 

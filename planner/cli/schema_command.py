@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hardware import cluster_schema
 from hardware.errors import quote, suggest
-from planner.cli.app import OK
+from planner.cli.status import OK
 from planner.cli.terminal import emit_json
 from planner.plan_schema import plan_schema
 from planner.readers import graph_schema

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hardware import read_cluster
-from planner.cli.app import BAD_INPUT, INTERRUPTED, NO_PLAN, OK, UNFIT, Interrupted, PlannerFault
 from planner.cli.inputs import (
     Problems,
     check_output,
@@ -18,6 +17,7 @@ from planner.cli.inputs import (
     parse_whole,
     resolve_workload,
 )
+from planner.cli.status import BAD_INPUT, INTERRUPTED, NO_PLAN, OK, UNFIT, Interrupted, PlannerFault
 from planner.cli.terminal import Interruption, ProgressLine, emit, emit_json, hint, wants_colour
 from planner.plan import Termination
 from planner.plan_file import plan_text, write_files

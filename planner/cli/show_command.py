@@ -10,8 +10,8 @@ from hardware import device_names, load_device, node_names, read_cluster
 from hardware.errors import InputError, Problem, quote, suggest
 from hardware.input_file import read_text
 from hardware.json_reader import parse_json
-from planner.cli.app import OK
 from planner.cli.inputs import parse_whole
+from planner.cli.status import OK
 from planner.cli.terminal import emit, emit_json, wants_colour
 from planner.plan_file import MAX_FILE_SIZE, read_plan
 from planner.readers import model_names, read_model

@@ -14,15 +14,12 @@ from planner.export.megatron_model import model_arguments
 from planner.export.result import ExportResult
 from planner.graph import ModelGraph
 from planner.plan import Plan
-from planner.strategy import CpKind, RankOrder, Recompute, Strategy
+from planner.strategy import SELECTIVE_MODULES, CpKind, RankOrder, Recompute, Strategy
 from planner.targets import load_target
 from planner.workload import Attention, Optimizer, Precision, Workload
 
 CHECKED_VERSION = "megatron-core 0.19.2"
 """Release whose own parser and validator accepted these arguments."""
-
-SELECTIVE_MODULES = ("layernorm", "mla_up_proj", "moe_act")
-"""Modules that selective recomputation drops, as ``planner.tables`` counts them; unfused core attention as well."""
 
 STACK = "megatron-core"
 """Name of Megatron among the software stacks that costs are known for."""

@@ -24,10 +24,10 @@ from planner.cost import (
     rank_states,
     rank_tails,
 )
+from planner.layer_costs import Kind
 from planner.solvers.shapes import Shape
 from planner.solvers.space import RecomputeChoice
 from planner.strategy import Recompute
-from planner.tables import Kind
 
 Floats = NDArray[np.float64]
 

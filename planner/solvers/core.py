@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import Entries, JobCosts, LayerTimes
+from planner.layer_costs import Keys
 from planner.solvers.bounds import bound_rows
 from planner.solvers.entries import Buffers, core_entries
 from planner.solvers.layouts import Chain, Layouts, balanced_layouts
 from planner.solvers.shapes import Shape, capped_microbatches, least_shape, make_shape
 from planner.solvers.space import Fixed, MeshRows, RecomputeChoice, collect_keys, count_outer, divisors, mesh_rows
-from planner.tables import Keys, LayerTable
+from planner.tables import LayerTable
 from planner.targets import Candidate, ModelFacts, Target
 
 Floats = NDArray[np.float64]

@@ -12,6 +12,7 @@ from hardware import Cluster
 from planner.cost import JobCosts, LayerTimes, compose_layers, job_costs
 from planner.flops import model_flops
 from planner.graph import ModelGraph
+from planner.layer_costs import CP_KINDS, Keys, Kind
 from planner.plan import Plan, Prediction, StageMemory, TimeBreakdown
 from planner.solvers.entries import OuterRows, outer_entries
 from planner.solvers.inner import KINDS, InnerProblem, StagePlans
@@ -20,7 +21,7 @@ from planner.solvers.shapes import in_flight
 from planner.solvers.space import MeshRows
 from planner.solvers.timeline import Durations, durations_of, simulate_step
 from planner.strategy import RankOrder, Strategy
-from planner.tables import CP_KINDS, Keys, Kind, LayerTable, build_table
+from planner.tables import LayerTable, build_table
 from planner.targets import load_target
 from planner.workload import Workload
 

@@ -25,11 +25,11 @@ from planner.cost import (
     rank_states,
     rank_tails,
 )
+from planner.layer_costs import Kind
 from planner.solvers.bounds import SAFETY
 from planner.solvers.layouts import Layouts
 from planner.solvers.space import RecomputeChoice
 from planner.strategy import Recompute
-from planner.tables import Kind
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

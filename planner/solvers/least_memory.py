@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from planner.cost import JobCosts, LayerTimes
+from planner.layer_costs import Kind
 from planner.solvers.bounds import bound_rows
 from planner.solvers.core import CoreSpace, MeshBounder, outer_candidate
 from planner.solvers.entries import OuterRows, expand, outer_entries
@@ -22,7 +23,7 @@ from planner.solvers.inner import KINDS, InnerProblem
 from planner.solvers.shapes import in_flight
 from planner.solvers.space import RecomputeChoice, outer_choices
 from planner.strategy import Recompute
-from planner.tables import Kind, LayerTable
+from planner.tables import LayerTable
 
 BLOCK = 256
 """Rows refined at once."""

@@ -13,18 +13,20 @@ from hardware.units import format_bytes
 from planner.check import check_plan
 from planner.cost import JobCosts, LayerTimes, compose_layers, job_costs
 from planner.graph import ModelGraph
+from planner.layer_costs import CP_KINDS
 from planner.plan import Plan, Proof, Termination, rounded
 from planner.solvers.core import CoreSpace, enumerate_meshes
 from planner.solvers.estimate import estimate_strategy, provenance, usable_headroom
 from planner.solvers.explain import cut_by, headroom_that_fits, memory_that_fits, miss_in_prose, why_it_loses
 from planner.solvers.fixed_rules import fixed_problems
+from planner.solvers.frontier import Found, rank_key
 from planner.solvers.layouts import body_types, model_chain
 from planner.solvers.least_memory import LeastMemory, NearestMiss
 from planner.solvers.result import Alternative, Infeasibility, Limits, Progress, ProgressCallback, SearchResult
-from planner.solvers.search import BestFirst, Found, rank_key
+from planner.solvers.search import BestFirst
 from planner.solvers.space import Fixed, RecomputeChoice, parse_fixed
 from planner.strategy import CpKind, RankOrder, Recompute, Strategy
-from planner.tables import CP_KINDS, LayerTable, build_table
+from planner.tables import LayerTable, build_table
 from planner.targets import Target, load_target, model_facts
 from planner.workload import Workload
 

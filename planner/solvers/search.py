@@ -13,23 +13,32 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost import JobCosts, LayerTimes
-from planner.plan import Subtree, rounded
+from planner.layer_costs import Kind
 from planner.solvers.bounds import Bound, bound_rows
 from planner.solvers.core import CoreGroup, CoreSpace, MeshBounder, MeshGroup, outer_candidate
 from planner.solvers.entries import Buffers, OuterRows, expand, outer_entries, state_entries
+from planner.solvers.frontier import (
+    Candidates,
+    CoreBatch,
+    Found,
+    Frontier,
+    OuterBatch,
+    found_of,
+    mesh_key_of,
+    rank_key,
+)
 from planner.solvers.inner import InnerProblem, StagePlans, chain_bounds, solve_pairs
 from planner.solvers.result import Limits
 from planner.solvers.shapes import in_flight
 from planner.solvers.space import MeshRows, RecomputeChoice, outer_choices
 from planner.solvers.timeline import PathPool, durations_of, simulate_step
-from planner.tables import Kind, LayerTable
+from planner.tables import LayerTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -44,120 +53,6 @@ CORE_BLOCK = 256
 """Core rows of one shape expanded at once."""
 OUTER_BATCH = 64
 """Outer rows whose inner problem is solved at once."""
-KEY_DIGITS = 9
-"""Step times are compared after rounding to so many significant digits."""
-
-
-def rank_key(seconds: float) -> float:
-    """A step time as it is compared."""
-    return float(f"{seconds:.{KEY_DIGITS}g}") if math.isfinite(seconds) else seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A complete candidate with its exact step time."""
-
-    step_time: float
-    """[s]"""
-    pp: int
-    vpp: int
-    rows: OuterRows
-    """One row: the outer choices."""
-    layers_per_stage: tuple[int, ...]
-    recompute: Kind
-    recompute_layers: tuple[int, ...]
-    sequence_parallel: bool
-
-    @property
-    def order(self) -> tuple[Any, ...]:
-        """Ranking key, then the written order of ties: smaller degrees and simpler choices first."""
-        mesh = self.rows.mesh
-        return (
-            rank_key(self.step_time),
-            self.pp,
-            int(mesh.tp[0]),
-            int(mesh.cp[0]),
-            int(mesh.ep[0]),
-            int(mesh.etp[0]),
-            self.vpp,
-            int(self.rows.zero_stage[0]),
-            int(self.rows.dp_shard[0]),
-            -int(mesh.microbatch_size[0]),
-            int(self.rows.cp_kind[0]),
-            int(self.rows.rank_order[0]),
-            int(self.recompute),
-            self.recompute_layers,
-            self.layers_per_stage,
-        )
-
-    @property
-    def mesh_key(self) -> tuple[int, ...]:
-        """What makes plans distinct: the mesh."""
-        return _mesh_key(self.rows.mesh, 0)
-
-
-def _mesh_key(mesh: MeshRows, index: int) -> tuple[int, ...]:
-    return (int(mesh.tp[index]), mesh.pp, int(mesh.cp[index]), int(mesh.ep[index]), int(mesh.etp[index]))
-
-
-@dataclass(slots=True)
-class Frontier:
-    """Closed parts of the space: how many outer rows, and the least bound among them."""
-
-    sizes: Counter[str] = field(default_factory=Counter)
-    bounds: dict[str, float] = field(default_factory=dict)
-
-    def close(self, name: str, size: int, lower_bound: float | None = None) -> None:
-        """Count a closed part."""
-        if size == 0:
-            return
-        self.sizes[name] += size
-        if lower_bound is not None:
-            self.bounds[name] = min(lower_bound, self.bounds.get(name, math.inf))
-
-    def subtrees(self) -> tuple[Subtree, ...]:
-        """The parts in the order of their names."""
-        return tuple(
-            Subtree(name=name, size=self.sizes[name], lower_bound=_rounded(self.bounds.get(name)))
-            for name in sorted(self.sizes)
-        )
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else rounded(value)
-
-
-@dataclass(slots=True, kw_only=True)
-class CoreBatch:
-    """Core rows of one shape that wait to be expanded, the least bound first."""
-
-    group: CoreGroup
-    bounds: Floats
-    """[row] [s]"""
-
-
-@dataclass(slots=True, kw_only=True)
-class OuterBatch:
-    """Outer rows of one (pp, vpp, microbatches) that wait for their inner problem, the least bound first."""
-
-    pp: int
-    vpp: int
-    num_microbatches: int
-    rows: OuterRows
-    bounds: Floats
-
-
-@dataclass(slots=True, kw_only=True)
-class Candidates:
-    """Complete candidates of one shape that wait for the simulator, the least bound first."""
-
-    shape: tuple[int, int, int]
-    """(pp, vpp, microbatches)."""
-    plans: StagePlans
-    rows: OuterRows
-    """Outer rows that ``plans.row`` points into."""
-    bounds: Floats
-    """[candidate] [s]"""
 
 
 class BestFirst:
@@ -405,14 +300,14 @@ class BestFirst:
     def _note_losers(self, rows: OuterRows, vpp: int, bounds: Floats) -> None:
         """Remember the best-bounded rows that close, one per mesh, for runners-up."""
         for index in np.argsort(bounds, kind="stable")[:LOSERS_NOTED]:
-            mesh = _mesh_key(rows.mesh, int(index))
+            mesh = mesh_key_of(rows.mesh, int(index))
             if bounds[index] < self._losers.get(mesh, (math.inf,))[0]:
                 self._losers[mesh] = (float(bounds[index]), vpp, rows.take(slice(int(index), int(index) + 1)))
 
     def _note_core_losers(self, group: CoreGroup, bounds: Floats) -> None:
         """The same for core rows."""
         for index in np.argsort(bounds, kind="stable")[:LOSERS_NOTED]:
-            mesh = _mesh_key(group.rows, int(index))
+            mesh = mesh_key_of(group.rows, int(index))
             if bounds[index] < self._core_losers.get(mesh, (math.inf,))[0]:
                 self._core_losers[mesh] = (float(bounds[index]), group, int(index))
 
@@ -506,7 +401,7 @@ class BestFirst:
             self.num_evaluated += 1
             if pool.add(step):
                 bounds = np.maximum(bounds, pool.bounds(queue.plans, self.job))
-            self._remember(_found(step.time, queue, first, self.space))
+            self._remember(found_of(step.time, queue, first, self.space))
             bounds[first] = math.inf
         left = np.nonzero(bounds < self.threshold)[0]
         if len(left):
@@ -560,7 +455,7 @@ class BestFirst:
         best = solved.take(np.array([int(np.argmin(low))]))
         step = simulate_step(durations_of(best, 0, shape[0], self.job), *shape)
         queue = Candidates(shape=shape, plans=best, rows=rows, bounds=low)
-        self.runners_up.append(_found(step.time, queue, 0, self.space))
+        self.runners_up.append(found_of(step.time, queue, 0, self.space))
 
     def _problem(self, shape: tuple[int, int, int], rows: OuterRows) -> InnerProblem:
         """The inner problem of some outer rows over all layouts."""
@@ -604,22 +499,3 @@ class BestFirst:
 def _least(heap: Sequence[tuple[float, int, object]]) -> float:
     """The least bound of a heap; infinite for an empty one."""
     return heap[0][0] if heap else math.inf
-
-
-def _found(seconds: float, queue: Candidates, index: int, space: CoreSpace) -> Found:
-    pp, vpp, _ = queue.shape
-    layouts = space.layouts(pp, vpp)
-    assert layouts is not None
-    plans = queue.plans
-    row = int(plans.row[index])
-    recompute_layers = tuple(int(count) for count in plans.recompute_layers[:, index])
-    return Found(
-        step_time=seconds,
-        pp=pp,
-        vpp=vpp,
-        rows=queue.rows.take(slice(row, row + 1)),
-        layers_per_stage=tuple(int(count) for count in layouts.layers[plans.layout[index]]),
-        recompute=Kind(int(plans.kind[index])) if any(recompute_layers) else Kind.NONE,
-        recompute_layers=recompute_layers,
-        sequence_parallel=space.fixed.sequence_parallel,
-    )

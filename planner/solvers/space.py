@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.layer_costs import Keys, distinct_rows
 from planner.strategy import Recompute
-from planner.tables import Keys, distinct_rows
 from planner.targets.candidate import ModelFacts
 
 Ints = NDArray[np.int64]

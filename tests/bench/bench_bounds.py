@@ -13,6 +13,7 @@ import numpy as np
 
 from hardware import read_cluster
 from planner import Limits, Workload, read_model
+from planner.layer_costs import Kind
 from planner.solvers.bounds import bound_rows
 from planner.solvers.core import CHUNK, CoreGroup, MeshBounder
 from planner.solvers.entries import OuterRows, expand, outer_entries, state_entries
@@ -21,7 +22,6 @@ from planner.solvers.run import _resolve, _tables
 from planner.solvers.search import OUTER_BATCH
 from planner.solvers.shapes import in_flight
 from planner.solvers.space import MeshRows, outer_choices
-from planner.tables import Kind
 from tests.bench.measure import ROOT, Row, cpu_time, median_of, peak_memory
 
 MODEL, CLUSTER, BATCH, SEQ_LEN = "deepseek-v3", "hgx-h800*256", 15_360, 4096

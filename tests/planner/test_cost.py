@@ -26,8 +26,8 @@ from planner.cost import (
     rank_states,
     rank_tails,
 )
+from planner.layer_costs import CP_KINDS, Kind
 from planner.strategy import CpKind
-from planner.tables import CP_KINDS, Kind
 from planner.workload import Precision, Workload
 from tests.planner.readers.samples import CONFIGS, LLAMA, read
 from tests.planner.test_tables import keys, table

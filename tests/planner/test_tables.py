@@ -14,8 +14,9 @@ from costmodels.collectives import all_to_all_time, reduce_scatter_time, ring_ex
 from costmodels.stacks import Stack, load_stack
 from hardware import Cluster, build_cluster, load_node
 from planner.graph import Block, Dim, Layer, ModelGraph, Tensor
+from planner.layer_costs import Keys, Kind, LayerCosts, distinct_rows
 from planner.strategy import CpKind
-from planner.tables import Keys, Kind, LayerCosts, LayerTable, build_table, distinct_rows
+from planner.tables import LayerTable, build_table
 from planner.workload import Attention, Precision, Workload
 from tests.planner.readers.samples import CONFIGS, DEEPSEEK_V3, GPT2, LLAMA, MIXTRAL, read
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from planner import tables
 from planner.export import CHECKED_VERSION, export_names, export_plan, parse_layout, read_megatron_arguments
-from planner.export.megatron import SELECTIVE_MODULES, layout
+from planner.export.megatron import layout
 from planner.plan import Plan
 from planner.readers import read_model
 from planner.strategy import CpKind, RankOrder, Recompute
@@ -162,10 +161,6 @@ def test_selective_recomputation_names_the_modules_of_the_model() -> None:
     options = options_of(make_plan(graph, its, workload(attention=Attention.UNFUSED)))
     assert options["--recompute-modules"] == ["core_attn", "layernorm", "mla_up_proj", "moe_act"]
     assert options["--attention-backend"] == ["unfused"]
-
-
-def test_selective_recomputation_is_the_one_that_is_counted() -> None:
-    assert set(SELECTIVE_MODULES) == tables.CHEAP_MODULES
 
 
 def test_selective_recomputation_of_nothing_is_told() -> None:

@@ -22,6 +22,7 @@ from costmodels.stacks import load_stack
 from hardware import Cluster
 from planner.cost import LayerTimes, compose_layers, job_costs
 from planner.graph import ModelGraph
+from planner.layer_costs import Keys
 from planner.plan import edge_layers
 from planner.solvers.entries import outer_entries
 from planner.solvers.estimate import outer_row
@@ -30,7 +31,7 @@ from planner.solvers.layouts import body_types, make_layouts, model_chain
 from planner.solvers.shapes import in_flight
 from planner.solvers.timeline import durations_of, simulate_step
 from planner.strategy import CpKind, RankOrder, Recompute, Strategy
-from planner.tables import Keys, LayerTable, build_table
+from planner.tables import LayerTable, build_table
 from planner.targets import Severity, candidate_of, load_target, model_facts
 from planner.workload import Workload
 

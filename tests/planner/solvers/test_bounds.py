@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hardware import read_cluster
 from planner import Workload, read_model
 from planner.cost import Entries, Group
+from planner.layer_costs import Kind
 from planner.order import compile_order, in_flight_counts
 from planner.solvers.bounds import bound_rows
 from planner.solvers.core import CoreGroup, MeshBounder, outer_candidate
@@ -30,7 +31,6 @@ from planner.solvers.shapes import capped_microbatches, in_flight, schedule_name
 from planner.solvers.space import outer_choices
 from planner.solvers.timeline import PathPool, durations_of, simulate_step
 from planner.strategy import Recompute
-from planner.tables import Kind
 from tests.planner.solvers.brute_force import Case, Enumeration, Evaluated, Evaluator
 from tests.planner.solvers.instances import random_case
 

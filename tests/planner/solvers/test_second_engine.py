@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from planner.cost import exposed_reduction
+from planner.layer_costs import Kind
 from planner.schedule import ActionKind, generate
 from planner.solvers.entries import expand, outer_entries
 from planner.solvers.inner import InnerProblem, solve_pairs
@@ -23,7 +24,6 @@ from planner.solvers.shapes import in_flight, schedule_name
 from planner.solvers.space import RecomputeChoice, outer_choices
 from planner.solvers.timeline import durations_of, simulate_step
 from planner.strategy import Recompute
-from planner.tables import Kind
 from tests.planner.solvers.brute_force import Case
 from tests.planner.solvers.instances import random_case
 
