@@ -110,7 +110,8 @@ def _forced_recompute(
     """Least recomputation time per microbatch that memory forces on each rank, and the least memory of the row.
 
     A layer that recomputes frees at most ``in flight x (saved without - saved with)`` and adds its recompute time, so
-    freeing `need` bytes adds at least ``need x min over types of time / bytes freed``.
+    freeing `need` bytes adds at least ``need x min over types of time / bytes freed``. A rank that recomputes needs its
+    kind's working memory; where the entries do not tell it, the least is that without recomputation.
     """
     need = shape.held @ entries.saved[Kind.NONE]
     need += static
@@ -123,15 +124,18 @@ def _forced_recompute(
     for kind in (Kind.SELECTIVE, Kind.FULL):
         if Recompute[kind.name] not in recompute.kinds:
             continue
+        working = entries.transient[kind if len(entries.transient) > 1 else Kind.NONE]
         least = shape.held @ np.minimum(entries.saved[kind], entries.saved[Kind.NONE])
         least += static
+        least += _largest_present(shape.counts, working)
         if recompute.partial:
             with np.errstate(invalid="ignore"):
                 time = over * entries.price[kind]
             np.copyto(time, 0.0, where=~binds)
         else:
             time = shape.counts[:, shape.body] @ entries.recompute[kind][shape.body]
-        np.copyto(time, np.inf, where=least > job.budget)
+        fails = least > job.budget
+        np.copyto(time, np.inf, where=fails & binds if recompute.partial else fails)
         np.minimum(added, time, out=added)
         memory = np.minimum(memory, least)
     return added, np.asarray(memory.max(axis=0))

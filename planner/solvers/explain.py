@@ -23,16 +23,20 @@ def why_it_loses(best: Prediction, other: Prediction) -> str:
     return text
 
 
-def miss_in_prose(plan: Plan) -> str:
-    """Which stage of a plan that does not fit needs how many bytes for what."""
+def miss_in_prose(plan: Plan, *, exact: bool) -> str:
+    """Which stage of a plan that does not fit needs how many bytes for what.
+
+    `exact` tells whether no candidate needs less, or only none of the most promising ones.
+    """
     prediction, strategy = plan.prediction, plan.strategy
     stage = max(prediction.memory_by_stage, key=lambda memory: (memory.total, -memory.rank))
     terms = {name: getattr(stage, name) for name in MEMORY_TERMS}
     said = ", ".join(f"{name} {format_bytes(terms[name])}" for name in MEMORY_TERMS if terms[name])
     degrees = " ".join(f"{name}={value}" for name, value in strategy.degrees.items() if value > 1) or "one device"
     free = prediction.capacity - prediction.budget
+    who = "The candidate" if exact else "Of the most promising candidates the one"
     return (
-        f"The candidate that needs least memory ({degrees}, zero_stage={strategy.zero_stage}, "
+        f"{who} that needs least memory ({degrees}, zero_stage={strategy.zero_stage}, "
         f"microbatch_size={strategy.microbatch_size}, recompute={strategy.recompute}) needs "
         f"{format_bytes(stage.total)} on pipeline rank {stage.rank} ({said}), "
         f"{format_bytes(stage.total - prediction.budget)} more than the {format_bytes(prediction.budget)} usable "

@@ -25,8 +25,10 @@ from planner.solvers.space import RecomputeChoice, outer_choices
 from planner.strategy import Recompute
 from planner.tables import LayerTable
 
-BLOCK = 256
+BLOCKS = {"mesh": 256, "core": 256, "outer": 16}
 """Rows refined at once."""
+MOST_SOLVED = 1500
+"""Outer rows whose exact memory is looked at: the least bounds come first, and what follows differs by little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,9 @@ class LeastMemory:
         self.space, self.times, self.table, self.job, self.recompute = space, times, table, job, recompute
         self._bounder = MeshBounder(times, table, job, recompute)
         self.best: NearestMiss | None = None
+        self.exact = True
+        """Whether nothing needs less than the best; false where the search was cut short."""
+        self._num_solved = 0
         self._heap: list[tuple[float, int, Any]] = []
         self._counter = itertools.count()
 
@@ -64,10 +69,14 @@ class LeastMemory:
             memory = self._bounder.bound(group.rows, group.shape)[1]
             self._push(("mesh", group), memory, np.arange(len(memory)))
         while self._heap and self._heap[0][0] < self._least and self._least > enough:
+            if self.best is not None and self._num_solved >= MOST_SOLVED:
+                self.exact = False
+                break
             _, _, (item, memory, index) = heapq.heappop(self._heap)
-            self._push(item, memory[BLOCK:], index[BLOCK:])
             kind, payload = item
-            getattr(self, f"_open_{kind}")(payload, index[:BLOCK])
+            size = min(BLOCKS[kind], int(np.searchsorted(memory, self._least)))
+            self._push(item, memory[size:], index[size:])
+            getattr(self, f"_open_{kind}")(payload, index[:size])
         return self.best
 
     @property
@@ -97,14 +106,15 @@ class LeastMemory:
             keep &= holds
         rows = rows.take(keep)
         if len(rows):
-            memory = bound_rows(self._entries(rows, self.recompute), core.shape, self.job, self.recompute).memory
+            memory = bound_rows(self._entries(rows), core.shape, self.job, self.recompute).memory
             self._push(("outer", (core.vpp, rows)), memory, np.arange(len(memory)))
 
-    def _entries(self, rows: OuterRows, recompute: RecomputeChoice | None = None) -> Any:
-        return outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes, recompute)
+    def _entries(self, rows: OuterRows) -> Any:
+        return outer_entries(rows, self.times, self.table, self.job.cluster, self.job.gradient_bytes)
 
     def _open_outer(self, payload: Any, index: Any) -> None:
         vpp, rows = payload
+        self._num_solved += len(index)
         rows = rows.take(index)
         for count in np.unique(rows.mesh.num_microbatches):
             self._solve(vpp, rows.take(rows.mesh.num_microbatches == count), int(count))

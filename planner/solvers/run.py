@@ -260,7 +260,8 @@ DEVICE_FACTORS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 def _infeasibility(job: _Job, loop: BestFirst, tables: _Tables) -> Infeasibility:
     """The nearest miss as a plan, and the smallest changes that would make it fit."""
-    miss = LeastMemory(tables.space, tables.times, tables.table, tables.costs, tables.recompute).run()
+    least = LeastMemory(tables.space, tables.times, tables.table, tables.costs, tables.recompute)
+    miss = least.run()
     counts = f"Of {loop.space.space_size:,} candidates: {cut_by(loop.frontier.sizes)}."
     budget = tables.costs.budget
     if miss is None:
@@ -284,7 +285,7 @@ def _infeasibility(job: _Job, loop: BestFirst, tables: _Tables) -> Infeasibility
         changes.append(f"a headroom of {headroom:.1%} in place of {job.headroom:.1%}")
     changes.append(f"devices with {format_bytes(larger)} of memory")
     return Infeasibility(
-        message=f"No plan fits. {miss_in_prose(nearest)} {counts}",
+        message=f"No plan fits. {miss_in_prose(nearest, exact=least.exact)} {counts}",
         nearest=nearest,
         missing=miss.need - budget,
         budget=budget,
