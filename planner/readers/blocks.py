@@ -53,7 +53,7 @@ _KINDS_OF_DIM = {
     CHOICES: Dim(name=CHOICES, size=1),
     "expert_ffn": Dim(name="expert_ffn", size=1, axis=Axis.ETP),
 }
-"""How each dim may be split; the sizes are placeholders, except that ``gate`` always is the gate and the value."""
+"""How each dim may be split. ``make_dims`` gives each its size; ``gate`` has 2, the gate and the value."""
 
 
 def make_dims(**sizes: int) -> dict[str, Dim]:
