@@ -72,7 +72,7 @@ def _part_text(detail: str, part: Subtree) -> str:
 
 
 def alternatives_table(result: SearchResult) -> list[RenderableType]:
-    """The next best plans with another mesh, and why they lose."""
+    """The next best plans found with another mesh, and why they lose."""
     if not result.alternatives:
         return []
     made = table("plan", "step", "ratio", "memory")
@@ -87,7 +87,8 @@ def alternatives_table(result: SearchResult) -> list[RenderableType]:
             Text(other.reason),
         )
     left_out = len(result.alternatives) - MAX_ALTERNATIVES
-    note = f"{left_out} more in --json" if left_out > 0 else ""
+    note = "evaluated; only --top K proves their order"
+    note += f"; {left_out} more in --json" if left_out > 0 else ""
     return ["", heading("Next best with another mesh", note), made]
 
 

@@ -94,7 +94,7 @@ class SearchResult:
     """The best plan; ``None`` where nothing fits or none was found."""
     proof: Proof
     alternatives: tuple[Alternative, ...]
-    """Next best plans with another mesh."""
+    """Next best plans found with another mesh; the first ``top - 1`` are proven, the others only evaluated."""
     infeasibility: Infeasibility | None
     """Only where nothing fits."""
     interrupted: bool

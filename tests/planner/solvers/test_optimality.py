@@ -344,8 +344,8 @@ def test_opaque_layers_that_were_not_measured_are_counted() -> None:
 
 
 def test_forced_recomputation_hides_more_of_the_reduction() -> None:
-    """B1 once charged recomputation to the path, but not to the backward that hides the reduction: a plan that was 1.4e-5
-    too slow was called optimal. Selective recomputation with ZeRO-1 is best here."""
+    """B1 once charged recomputation to the path, but not to the backward that hides the reduction: a plan that was
+    1.4e-5 too slow was called optimal. Selective recomputation with ZeRO-1 is best here."""
     case, enumeration = random_case(40, 1500)
     memory = 3_125_951_498
     result = search(case.with_memory(memory))
